@@ -1,0 +1,1 @@
+"""The wall between host and container: what both sides agree on, in the standard library alone."""

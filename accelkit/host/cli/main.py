@@ -1,0 +1,93 @@
+"""The entry point of `kit`: a table of commands, each imported only when it is named.
+
+Nothing heavy may be imported here or at the top of a command's module (typer and the standard library alone): `kit --help` must
+answer at once. Bodies import what they need.
+"""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from accelkit import __version__
+from accelkit.host.errors import KitError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "config": ("config", "Write, show and check kit.yaml."),
+    "build": ("build", "Build an image (cpu, ...)."),
+    "run": ("run", "Run a script on every rank of one or more nodes."),
+    "launch": ("run", "The same as run."),
+    "test": ("test", "Check this topology with the self-test: collectives, data, training, failures."),
+    "reproduce": ("reproduce", "Run a recorded run again, and compare."),
+    "runs": ("runs", "List, show, follow, stop and clean runs."),
+    "shell": ("shell", "Open a shell in the image, with a run's mounts."),
+    "env": ("env", "Print what to paste into a bug report."),
+}
+"""Command -> (module in accelkit.host.cli whose `app` is its typer.Typer, one line for `kit --help`)."""
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands come from COMMANDS and are imported when one is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command's own object; None for a name that is not there."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"accelkit.host.cli.{COMMANDS[cmd_name][0]}")
+        command = typer.main.get_command(module.app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    name="kit",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"kit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit."),
+    quiet: int = typer.Option(0, "-q", "--quiet", count=True, help="Print only what the ranks print, and errors."),
+    verbose: int = typer.Option(0, "-v", "--verbose", count=True, help="Print more; with -vv also tracebacks of kit itself."),
+) -> None:
+    """Containerized, reproducible PyTorch runs: one script, from laptop to cluster."""
+    from accelkit.host.cli import render
+
+    render.set_verbosity(verbose - quiet)
+
+
+def main() -> Any:
+    """Run `kit`; errors of the host side become one message and their exit code."""
+    from accelkit.host.cli import render
+
+    try:
+        return app(prog_name="kit")
+    except KitError as error:
+        render.error(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""How kit prints: its own words to standard error, results (tables, JSON, the ranks' lines) to standard output.
+
+Plain text; colours only on a terminal and without NO_COLOR. rich is imported by the commands that draw tables or progress, never here.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from accelkit.host.errors import KitError
+
+_verbosity = 0
+
+
+def set_verbosity(level: int) -> None:
+    """-1 and below: only errors; 0: notes; 1 and above: details; 2: tracebacks of kit itself."""
+    global _verbosity  # noqa: PLW0603  (one process, one terminal)
+    _verbosity = level
+
+
+def verbosity() -> int:
+    """The level that was set."""
+    return _verbosity
+
+
+def colour(stream: object = None) -> bool:
+    """Whether to colour what goes to `stream` (default: standard error)."""
+    target = stream or sys.stderr
+    return "NO_COLOR" not in os.environ and bool(getattr(target, "isatty", lambda: False)())
+
+
+def paint(text: str, code: str) -> str:
+    """`text` in an ANSI style ("31" red, "33" yellow, "1" bold) where standard error takes colours."""
+    return f"\x1b[{code}m{text}\x1b[0m" if colour() else text
+
+
+def note(message: str) -> None:
+    """A line of kit's own, unless -q."""
+    if _verbosity >= 0:
+        _write(f"kit: {message}")
+
+
+def detail(message: str) -> None:
+    """A line of kit's own, only with -v."""
+    if _verbosity >= 1:
+        _write(f"kit: {message}")
+
+
+def warn(message: str) -> None:
+    """A warning, also with -q."""
+    _write(f"kit: {paint('warning', '33')}: {message}")
+
+
+def error(problem: KitError) -> None:
+    """An error's message and hint; with -vv its traceback too."""
+    if _verbosity >= 2:
+        _write("".join(traceback.format_exception(problem)).rstrip())
+    _write(f"kit: {paint('error', '31')}: {problem.message}")
+    if problem.hint:
+        _write(f"     {problem.hint}")
+
+
+def out(text: str) -> None:
+    """A result, to standard output."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns wide enough for their cells, two spaces apart; no trailing blanks."""
+    cells = [[str(c) for c in row] for row in [headers, *rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def _write(line: str) -> None:
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        return

@@ -1,0 +1,1 @@
+"""Docker through its SDK and its command-line plugins."""

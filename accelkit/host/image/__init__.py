@@ -1,0 +1,1 @@
+"""The catalogue of images/, build contexts and their digests, builds."""

@@ -1,0 +1,1 @@
+"""Topology, plan, staging, backends, supervision, outcome."""

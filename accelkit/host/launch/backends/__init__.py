@@ -1,0 +1,1 @@
+"""The places where ranks can run, a file each."""

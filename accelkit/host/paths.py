@@ -1,0 +1,48 @@
+"""Where things lie on the host: the user's folders, the project's `.accelkit`, and the data files shipped with accelkit."""
+
+import os
+from pathlib import Path
+
+import accelkit
+
+
+def config_home() -> Path:
+    """accelkit's config folder: `$XDG_CONFIG_HOME/accelkit`, else `~/.config/accelkit`."""
+    return _xdg("XDG_CONFIG_HOME", ".config")
+
+
+def cache_home() -> Path:
+    """accelkit's cache folder (staged runtimes, build contexts): `$XDG_CACHE_HOME/accelkit`, else `~/.cache/accelkit`."""
+    return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def user_config() -> Path:
+    """The user's default config file."""
+    return config_home() / "default_config.yaml"
+
+
+def project_state(workdir: Path) -> Path:
+    """`.accelkit` of a project: records, logs, outputs. Ignores itself in git; made when first needed by the store."""
+    return workdir / ".accelkit"
+
+
+def package_root() -> Path:
+    """The folder of the installed `accelkit` package."""
+    return Path(accelkit.__file__).resolve().parent
+
+
+def data_folder(name: str) -> Path:
+    """A folder of data files: `images` or `compose`.
+
+    In an installed wheel they lie inside the package (`_data/`), in a checkout at its top. Raises FileNotFoundError with both places.
+    """
+    places = (package_root() / "_data" / name, package_root().parent / name)
+    for place in places:
+        if place.is_dir():
+            return place
+    raise FileNotFoundError(f"accelkit's {name}/ folder is neither at {places[0]} nor at {places[1]}: reinstall accelkit")
+
+
+def _xdg(variable: str, fallback: str) -> Path:
+    base = os.environ.get(variable)
+    return (Path(base) if base else Path.home() / fallback) / "accelkit"

@@ -1,0 +1,1 @@
+"""Records of runs: store, capture, replay, compare."""
