@@ -75,8 +75,12 @@ class Child:
         env: Mapping[str, str] | None = None,
         stdout: int | IO[bytes] | None = subprocess.PIPE,
         stderr: int | IO[bytes] | None = subprocess.PIPE,
+        keep: Sequence[int] = (),
     ) -> None:
-        """Start `argv`. `env` is its whole environment (None: ours). Raises KitError when the program is not there."""
+        """Start `argv`. `env` is its whole environment (None: ours); `keep`: file descriptors that it inherits.
+
+        Raises KitError when the program is not there.
+        """
         try:
             self._process = subprocess.Popen(
                 list(argv),
@@ -86,6 +90,7 @@ class Child:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
+                pass_fds=tuple(keep),
             )
         except FileNotFoundError as error:
             raise KitError(f"{argv[0]}: not found") from error

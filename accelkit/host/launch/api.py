@@ -1,0 +1,166 @@
+"""Launching, strung together: record a prepared run, supervise it to its end, write down what became of it.
+
+    request.prepare -> api.record_run -> api.supervise_run        (api.run does all three)
+
+`supervise_run` needs nothing but the record, so that a detached supervisor starts there.
+"""
+
+import dataclasses
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import accelkit
+from accelkit.contract import codec, names
+from accelkit.host import process
+from accelkit.host.errors import KitError
+from accelkit.host.launch import environment, outcome, planning, secrets
+from accelkit.host.launch.backends import base
+from accelkit.host.launch.request import Prepared, Request, prepare
+from accelkit.host.launch.signals import Guard
+from accelkit.host.launch.supervise import Screen, Supervisor
+from accelkit.host.runs import capture, liveness, metrics
+from accelkit.host.runs.record import Outcome, Record, RootCause
+from accelkit.host.runs.store import EXCHANGE_FOLDER, OUTPUTS_FOLDER, Store
+
+DETACHED_LOG: Final = "kit.log"
+"""File of the run's folder that a detached supervisor writes what it would print."""
+
+
+def run(request: Request, screen: Screen, guard: Guard) -> Record:
+    """Run to the end. Raises KitError for what cannot be started; a run that failed is no error: see the record's outcome."""
+    prepared = prepare(request)
+    try:
+        record = record_run(prepared)
+        return supervise_run(prepared.store, record, screen, guard)
+    finally:
+        release(prepared)
+
+
+def release(prepared: Prepared) -> None:
+    """Give back what `prepare` reserved."""
+    if prepared.reservation is not None:
+        prepared.reservation.close()
+
+
+def record_run(prepared: Prepared) -> Record:
+    """Write the run's folder: record, launch spec, artefacts, secrets. From here on it can be found, supervised, cleaned."""
+    request, plan = prepared.request, prepared.plan
+    run_dir = prepared.store.prepare(plan.run_id)
+    code = request.code or capture.capture_code(request.workdir, run_dir, exclude=request.config.outputs)
+    record = Record(
+        run_id=plan.run_id,
+        created_at=time.time(),
+        command=request.command,
+        config=dict(request.values),
+        plan=plan,
+        code=code,
+        environment=plan.spec.env,
+        secrets=tuple(sorted(plan.container.secrets)) if plan.container else tuple(request.config.secret and ()),
+        seeds={} if plan.spec.settings.seed is None else {"seed": plan.spec.settings.seed},
+        hardware=codec.to_dict(prepared.hardware),
+        packages={"accelkit": accelkit.__version__, "python": sys.version.split()[0]},
+        inputs=capture.digest_paths(request.workdir, request.config.inputs),
+        reproduces=request.reproduces,
+    )
+    _lay_out(prepared, run_dir)
+    prepared.store.create(record)
+    return record
+
+
+def _lay_out(prepared: Prepared, run_dir: Path) -> None:
+    plan, config = prepared.plan, prepared.request.config
+    uid = int(plan.container.user.split(":")[0]) if plan.container else os.getuid()
+    codec.write(run_dir / EXCHANGE_FOLDER / names.SPEC_FILE, plan.spec)
+    for name, text in base.make(plan).artefacts().items():
+        codec.write_text(run_dir / name, text)
+    planning.home_folder().mkdir(parents=True, exist_ok=True)
+    if uid not in (os.getuid(), 0):
+        _open_to_others(run_dir)
+    secrets.lay_out(plan.run_id, config.secret, environment.current(), uid)
+
+
+def _open_to_others(run_dir: Path) -> None:
+    """With --user the ranks are somebody else, who must be able to write the run's folders and the home."""
+    folders = (EXCHANGE_FOLDER, f"{EXCHANGE_FOLDER}/{names.LOGS_FOLDER}", OUTPUTS_FOLDER)
+    for folder in (*(run_dir / name for name in folders), planning.home_folder()):
+        folder.chmod(0o777)
+
+
+def supervise_run(store: Store, record: Record, screen: Screen, guard: Guard) -> Record:
+    """Start the recorded plan, watch it to its end, clean up, and return the record with its outcome."""
+    plan = record.plan
+    backend = base.make(plan)
+    supervisor = Supervisor(backend, len(plan.nodes), screen, timeout=plan.timeout)
+    record = dataclasses.replace(record, state="running", supervisor=liveness.this_process())
+    guard.redirect(supervisor.deliver)
+    started_at = time.time()
+    try:
+        store.update(record)
+        supervisor.run()
+    finally:
+        guard.redirect(lambda _number: None)
+        _clean(backend, plan.run_id, screen)
+        guard.redirect(None)
+    ended = finish(record, supervisor, started_at)
+    store.update(ended)
+    if supervisor.error is not None and supervisor.signal is None:
+        raise supervisor.error
+    return ended
+
+
+def _clean(backend: base.Backend, run_id: str, screen: Screen) -> None:
+    try:
+        backend.clean()
+    except KitError as error:
+        screen.note(f"could not clean up: {error.message}; later: kit runs clean {run_id}")
+    secrets.remove(run_id)
+
+
+def finish(record: Record, supervisor: Supervisor, started_at: float) -> Record:
+    """The record of a run that has ended: outcome, metrics, digests of what it wrote."""
+    plan = record.plan
+    ranks, nodes, problems = outcome.collect(plan)
+    root = outcome.root_cause(plan, ranks, supervisor.exits)
+    if supervisor.error is not None:
+        root = RootCause(rank=None, node=None, cause="kit-error", message=supervisor.error.message)
+    elif problems and root is None:
+        root = RootCause(rank=None, node=None, cause="kit-error", message=problems[0])
+    code = _exit_code(supervisor, outcome.exit_code(root, ranks, supervisor.exits))
+    run_dir = Path(plan.run_dir)
+    return dataclasses.replace(
+        record,
+        state="ended",
+        outcome=Outcome(
+            exit_code=code,
+            state=supervisor.state,
+            started_at=started_at,
+            ended_at=time.time(),
+            root_cause=root,
+            ranks=ranks,
+            nodes=nodes,
+        ),
+        metrics=metrics.read(run_dir / EXCHANGE_FOLDER / names.METRICS_FILE),
+        outputs=capture.digest_paths(run_dir / OUTPUTS_FOLDER, ["."]),
+        workdir_outputs=_written(record, started_at),
+    )
+
+
+def _exit_code(supervisor: Supervisor, of_ranks: int) -> int:
+    if supervisor.signal is not None:
+        return 128 + supervisor.signal
+    special = {"timeout": names.EXIT_TIMEOUT, "kit-error": names.EXIT_KIT}
+    return special.get(supervisor.state, of_ranks)
+
+
+def detach(prepared: Prepared) -> Record:
+    """Record the run and leave it to a supervisor in a session of its own, which outlives this process and its terminal."""
+    record = record_run(prepared)
+    run_dir = Path(record.plan.run_dir)
+    reservation = prepared.reservation
+    keep = (reservation.fileno(),) if reservation else ()
+    with (run_dir / DETACHED_LOG).open("ab") as log:
+        process.Child([sys.executable, "-m", "accelkit.host.launch.detached", str(run_dir)], stdout=log, stderr=log, keep=keep)
+    return record

@@ -1,0 +1,46 @@
+"""The report of a failed run: the root cause first and whole, then everybody else in a line each, then where to look."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from accelkit.contract import names
+from accelkit.contract.results import RankResult
+from accelkit.host.launch.outcome import describe, exchange_folder
+from accelkit.host.launch.plan import LaunchPlan
+from accelkit.host.runs.record import Outcome, Record
+
+
+def failure(record: Record) -> str:
+    """Several lines for standard error about a run that did not end well."""
+    if record.outcome is None:
+        return f"run {record.run_id} has not ended"
+    return "\n".join(_lines(record.plan, record.outcome))
+
+
+def _lines(plan: LaunchPlan, outcome: Outcome) -> Iterator[str]:
+    root = outcome.root_cause
+    result = next((r for r in outcome.ranks if root and r.rank == root.rank), None)
+    if result is not None and result.error is not None:
+        yield f"--- {names.node_name(result.node)} rank{result.rank}: the first failure " + "-" * 40
+        yield result.error.traceback.rstrip()
+        yield "-" * 72
+    yield f"run {plan.run_id}: {root.message if root else outcome.state}"
+    for other in outcome.ranks:
+        if other.cause != "ok" and other is not result:
+            yield f"  rank {other.rank} on {names.node_name(other.node)} {_consequence(plan, other)}"
+    missing = plan.spec.world_size - len(outcome.ranks)
+    if missing and plan.spec.world_size > 1:
+        yield f"  {missing} of {plan.spec.world_size} ranks left no result"
+    yield f"  logs: {_short(exchange_folder(plan) / (names.rank_log_file(result.rank) if result else names.LOGS_FOLDER))}"
+
+
+def _consequence(plan: LaunchPlan, result: RankResult) -> str:
+    words = describe(plan, result)
+    return words if result.cause == "stopped" else f"{words}, after it"
+
+
+def _short(path: Path) -> str:
+    """Relative to the current folder where that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(str(path)) else str(path)

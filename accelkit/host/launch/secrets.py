@@ -1,0 +1,63 @@
+"""Secrets: files that the ranks read, whose values are in no record, no image, no label and no command line.
+
+While a run lives its secrets lie in a folder that only the caller can read, in memory where the system gives one
+($XDG_RUNTIME_DIR or /dev/shm); the folder is removed when the run ends, or by `kit runs clean`.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from accelkit.host.config import syntax
+from accelkit.host.errors import UsageError
+
+
+def folder_of(run_id: str) -> Path:
+    """Where the secrets of a run lie while it lives."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) if runtime else Path("/dev/shm")  # noqa: S108  (a folder of our own with mode 0700 in it)
+    return base / f"accelkit-{os.getuid()}" / run_id
+
+
+def plan(run_id: str, entries: Iterable[str]) -> dict[str, str]:
+    """Name -> file that will hold the value. Raises UsageError when a name is given twice."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, _ = syntax.parse_secret(entry)
+        if name in found:
+            raise UsageError(f"--secret {name}: given twice")
+        found[name] = str(folder_of(run_id) / name)
+    return found
+
+
+def lay_out(run_id: str, entries: Iterable[str], environ: Mapping[str, str], uid: int | None = None) -> None:
+    """Write each secret's file (mode 0400, owned by `uid` where we may). Raises UsageError for a source that is not there."""
+    values = {name: _value(name, source, environ) for name, source in map(syntax.parse_secret, entries)}
+    if not values:
+        return
+    folder = folder_of(run_id)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.parent.chmod(0o700)
+    for name, value in values.items():
+        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+        with os.fdopen(handle, "wb") as file:
+            file.write(value)
+        if uid is not None and os.getuid() == 0:
+            os.chown(folder / name, uid, -1)
+
+
+def remove(run_id: str) -> None:
+    """Remove a run's secrets; nothing happens when there are none."""
+    shutil.rmtree(folder_of(run_id), ignore_errors=True)
+
+
+def _value(name: str, source: str | None, environ: Mapping[str, str]) -> bytes:
+    if source is None:
+        if name not in environ:
+            raise UsageError(f"--secret {name}: variable {name} is not set", hint=f"give a file: --secret {name}=FILE")
+        return environ[name].encode()
+    try:
+        return Path(source).expanduser().read_bytes()
+    except OSError as error:
+        raise UsageError(f"--secret {name}={source}: {error.strerror}") from error

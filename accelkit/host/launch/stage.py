@@ -1,0 +1,89 @@
+"""Staging: a content-addressed, read-only copy of what runs inside (`contract` + `runtime`), so that a run cannot change under way.
+
+The copy lies in the user's cache, a folder a digest, and is what containers mount and local ranks import. The digest is over the
+sorted list of (relative path, SHA-256 of the content) and is part of the run's record.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from accelkit.host import paths
+from accelkit.host.errors import KitError
+
+PARTS: Final = ("__init__.py", "__main__.py", "contract", "runtime", "utils")
+"""What is staged of the package, relative to it."""
+
+BOOT: Final = "kit_boot.py"
+"""The file at the top of a staged tree that nodes start. Run as a file, so that a folder named accelkit in the working folder cannot
+stand in its way (as it could with `python -m`)."""
+
+_BOOT_TEXT: Final = "from accelkit.runtime.boot import main\n\nmain()\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """A staged tree: put `folder` on PYTHONPATH."""
+
+    folder: Path
+    digest: str
+
+
+def stage_runtime(extra: tuple[str, ...] = ()) -> Staged:
+    """Copy the runtime of this installation into the cache, or find the copy that is there.
+
+    `extra`: more files of the package, relative to it (the pytest plug-in's inner half). Raises KitError when the cache cannot be written.
+    """
+    files = {f"accelkit/{name}": text for name, text in _package_files(extra)}
+    files[BOOT] = _BOOT_TEXT.encode()
+    digest = tree_digest(files)
+    folder = paths.cache_home() / "runtime" / digest.removeprefix("sha256:")[:24]
+    if not folder.is_dir():
+        _write_tree(folder, files)
+    return Staged(folder=folder, digest=digest)
+
+
+def tree_digest(files: dict[str, bytes]) -> str:
+    """`sha256:...` over the sorted paths and contents of `files`."""
+    total = hashlib.sha256()
+    for name in sorted(files):
+        total.update(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n".encode())
+    return f"sha256:{total.hexdigest()}"
+
+
+def _package_files(extra: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    root = paths.package_root()
+    for part in (*PARTS, *extra):
+        top = root / part
+        found = sorted(top.rglob("*.py")) if top.is_dir() else [top]
+        for path in found:
+            if path.is_file():
+                yield path.relative_to(root).as_posix(), path.read_bytes()
+
+
+def _write_tree(folder: Path, files: dict[str, bytes]) -> None:
+    """Write to a temporary folder beside `folder` and rename it; whoever comes second keeps the first one's copy."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".stage-", dir=folder.parent))
+    except OSError as error:
+        raise KitError(
+            f"cannot stage the runtime in {folder.parent}: {error.strerror}", hint="set XDG_CACHE_HOME to a folder of yours"
+        ) from error
+    try:
+        for name, content in files.items():
+            path = temporary / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            path.chmod(0o444)
+        temporary.chmod(0o755)
+        os.rename(temporary, folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not folder.is_dir():
+            raise KitError(f"cannot stage the runtime in {folder}: {error.strerror}") from error
