@@ -6,6 +6,8 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${ACCELKIT_CI_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/accelkit-ci}
 # The environment that every script here works in; `source .venv/bin/activate` gives it to you as well.
 VENV=$ROOT/.venv
+# All the shell there is, for shellcheck.
+SHELL_SCRIPTS=(.ci/run ci/lib.sh ci/setup-engine ci/base-image ci/build-cpu ci/check ci/demo ci/fix ci/test)
 # dockerd and its friends are installed where a plain user's PATH does not look.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
@@ -64,4 +66,71 @@ apt_install() {
     apt-get install -y --no-install-recommends "$@" >/dev/null 2>&1 && return 0
     logged "$log_name-update" apt-get update
     logged "$log_name" apt-get install -y --no-install-recommends "$@"
+}
+
+# --- Python: one environment for everything in ci/ ---------------------------------------------------------
+
+# Pinned, and always asked for by name: an unpinned torch may be a CUDA build of several gigabytes.
+TORCH=torch==2.13.0
+EXAMPLE_NEEDS=$ROOT/examples/requirements.txt
+
+# A top-level `key: value` of an image's description, images/NAME/image.yaml.
+image_setting() { sed -n "s/^$2: *//p" "$ROOT/images/$1/image.yaml" 2>/dev/null | sed 's/ *#.*//; s/^["'\'']//; s/["'\'']$//'; }
+
+# The first Python on the PATH that accelkit runs on.
+find_python() {
+    local candidate
+    for candidate in python3 python3.13 python3.12 python3.11 python3.10; do
+        "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || continue
+        command -v "$candidate"
+        return 0
+    done
+    return 1
+}
+
+make_venv() {
+    local python
+    if python=$(find_python) && "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        logged venv "$python" -m venv --clear "$VENV"
+        return
+    fi
+    if is_debian_like && [ "$(id -u)" -eq 0 ] && [ -z "${1:-}" ]; then
+        say "Installing python3-venv with apt ..."
+        apt_install python python3 python3-venv
+        make_venv again
+        return
+    fi
+    die "accelkit needs Python 3.10 or newer with its venv module" "on Debian and Ubuntu: apt-get install python3-venv"
+}
+
+# Where the CPU build of torch comes from: wheels that pip finds by itself (PIP_FIND_LINKS, pip.conf), else PyTorch's own index.
+torch_options() {
+    "$VENV/bin/pip" install --quiet --dry-run --no-deps --no-index "$TORCH" >/dev/null 2>&1 && return 0
+    printf '%s\n' --extra-index-url "$(image_setting cpu torch_index)"
+}
+
+fill_venv() {
+    local options constraint=$VENV/constraints.txt needs=()
+    say "Installing accelkit, torch and the tools into .venv (a minute or two, only when pyproject.toml changes) ..."
+    printf '%s\n' "$TORCH" >"$constraint"
+    mapfile -t options < <(torch_options)
+    [ ! -f "$EXAMPLE_NEEDS" ] || needs=(--requirement "$EXAMPLE_NEEDS")
+    logged pip-install "$VENV/bin/pip" install --constraint "$constraint" "${options[@]}" \
+        "$TORCH" --editable "$ROOT[runtime,test,dev]" "${needs[@]}"
+}
+
+# Make .venv and install the checkout into it, unless that was done for this very pyproject.toml; then use it.
+use_venv() {
+    local wanted stamp=$VENV/installed-for
+    wanted=$({ cat "$ROOT/pyproject.toml" "$EXAMPLE_NEEDS" || true; } 2>/dev/null | sha256sum)
+    if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+        (
+            hold_lock "venv-$(sha256sum <<<"$ROOT" | cut -c1-12)"
+            [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ] || exit 0
+            "$VENV/bin/python" -c '' 2>/dev/null || make_venv
+            fill_venv
+            printf '%s\n' "$wanted" >"$stamp"
+        )
+    fi
+    PATH=$VENV/bin:$PATH
 }
