@@ -7,6 +7,7 @@ CACHE=${ACCELKIT_CI_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/accelkit-ci}
 # The environment that every script here works in; `source .venv/bin/activate` gives it to you as well.
 VENV=$ROOT/.venv
 # All the shell there is, for shellcheck.
+# shellcheck disable=SC2034  # ci/check reads it
 SHELL_SCRIPTS=(.ci/run ci/lib.sh ci/setup-engine ci/base-image ci/build-cpu ci/check ci/demo ci/fix ci/test)
 # dockerd and its friends are installed where a plain user's PATH does not look.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -20,7 +21,7 @@ die() {
 }
 
 # Print the comment block at the top of the calling script: its help text.
-print_help() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
+print_help() { sed -n '2,/^\($\|[^#]\)/{s/^# \{0,1\}//p}' "$0"; }
 
 # True when a Docker engine answers the client of this machine.
 engine_answers() { timeout 20 docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
@@ -74,8 +75,8 @@ apt_install() {
 TORCH=torch==2.13.0
 EXAMPLE_NEEDS=$ROOT/examples/requirements.txt
 
-# A top-level `key: value` of an image's description, images/NAME/image.yaml.
-image_setting() { sed -n "s/^$2: *//p" "$ROOT/images/$1/image.yaml" 2>/dev/null | sed 's/ *#.*//; s/^["'\'']//; s/["'\'']$//'; }
+# A top-level `key: value` of an image's description, images/NAME/image.yaml; nothing where it is not there.
+image_setting() { sed -n "s/^$2: *\([^ #]*\).*/\1/p" "$ROOT/images/$1/image.yaml" 2>/dev/null | tr -d '"'; }
 
 # The first Python on the PATH that accelkit runs on.
 find_python() {
@@ -116,7 +117,7 @@ fill_venv() {
     mapfile -t options < <(torch_options)
     [ ! -f "$EXAMPLE_NEEDS" ] || needs=(--requirement "$EXAMPLE_NEEDS")
     logged pip-install "$VENV/bin/pip" install --constraint "$constraint" "${options[@]}" \
-        "$TORCH" --editable "$ROOT[runtime,test,dev]" "${needs[@]}"
+        "$TORCH" --editable "${ROOT}[runtime,test,dev]" "${needs[@]}"
 }
 
 # Make .venv and install the checkout into it, unless that was done for this very pyproject.toml; then use it.
