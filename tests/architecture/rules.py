@@ -38,6 +38,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Package -> what it may import beside the standard library and itself (and `accelkit` for its version)."""
 
+OWN_PARTS: dict[str, str] = {
+    "accelkit.host.launch.plan": "what a run is to be, as data: the record of a run holds one, and so does its launch",
+}
+"""Modules that count as a first-level part of their package when cycles between parts are looked for."""
+
 OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "numpy": {
         "accelkit/runtime/rng.py": "numpy's generator is seeded, saved and restored with the others",
