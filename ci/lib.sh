@@ -106,8 +106,10 @@ make_venv() {
 
 # Where the CPU build of torch comes from: wheels that pip finds by itself (PIP_FIND_LINKS, pip.conf), else PyTorch's own index.
 torch_options() {
+    local index
     "$VENV/bin/pip" install --quiet --dry-run --no-deps --no-index "$TORCH" >/dev/null 2>&1 && return 0
-    printf '%s\n' --extra-index-url "$(image_setting cpu torch_index)"
+    index=$(image_setting cpu torch_index)
+    [ -z "$index" ] || printf '%s\n' --extra-index-url "$index"
 }
 
 fill_venv() {
