@@ -76,7 +76,10 @@ TORCH=torch==2.13.0
 EXAMPLE_NEEDS=$ROOT/examples/requirements.txt
 
 # A top-level `key: value` of an image's description, images/NAME/image.yaml; nothing where it is not there.
-image_setting() { sed -n "s/^$2: *\([^ #]*\).*/\1/p" "$ROOT/images/$1/image.yaml" 2>/dev/null | tr -d '"'; }
+image_setting() {
+    local file=$ROOT/images/$1/image.yaml
+    [ ! -f "$file" ] || sed -n "s/^$2: *\([^ #]*\).*/\1/p" "$file" | tr -d '"'
+}
 
 # The first Python on the PATH that accelkit runs on.
 find_python() {
