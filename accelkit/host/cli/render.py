@@ -61,6 +61,14 @@ def error(problem: KitError) -> None:
         _write(f"     {problem.hint}")
 
 
+def problem(text: str) -> None:
+    """Several lines about something that failed, also with -q."""
+    head, _, rest = text.partition("\n")
+    _write(f"kit: {paint('failed', '31')}: {head}" if not head.startswith("---") else head)
+    if rest:
+        _write(rest)
+
+
 def out(text: str) -> None:
     """A result, to standard output."""
     sys.stdout.write(text + "\n")

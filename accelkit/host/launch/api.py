@@ -15,14 +15,16 @@ from typing import Final
 import accelkit
 from accelkit.contract import codec, names
 from accelkit.host import process
-from accelkit.host.errors import KitError
+from accelkit.host.cli import render
+from accelkit.host.errors import KitError, UsageError
 from accelkit.host.launch import environment, outcome, planning, secrets
 from accelkit.host.launch.backends import base
+from accelkit.host.launch.events import NodeExited
 from accelkit.host.launch.request import Prepared, Request, prepare
 from accelkit.host.launch.signals import Guard
 from accelkit.host.launch.supervise import Screen, Supervisor
 from accelkit.host.runs import capture, liveness, metrics
-from accelkit.host.runs.record import Outcome, Record, RootCause
+from accelkit.host.runs.record import Outcome, OutcomeState, Record, RootCause
 from accelkit.host.runs.store import EXCHANGE_FOLDER, OUTPUTS_FOLDER, Store
 
 DETACHED_LOG: Final = "kit.log"
@@ -37,6 +39,26 @@ def run(request: Request, screen: Screen, guard: Guard) -> Record:
         return supervise_run(prepared.store, record, screen, guard)
     finally:
         release(prepared)
+
+
+def run_interactive(request: Request, guard: Guard) -> Record:
+    """Run node 0 with our own terminal on rank 0 (a debugger, a prompt). Raises UsageError for several nodes."""
+    if request.config.nodes > 1:
+        raise UsageError(f"--interactive with --nodes {request.config.nodes}: one terminal serves one node")
+    prepared = prepare(request)
+    backend = base.make(prepared.plan)
+    started_at = time.time()
+    try:
+        record = record_run(prepared)
+        guard.redirect(lambda _number: None)
+        code = backend.interactive()
+    finally:
+        _clean(backend, prepared.plan.run_id)
+        guard.redirect(None)
+        release(prepared)
+    ended = _ended(record, [NodeExited(0, code)], "failed" if code else "ok", started_at)
+    prepared.store.update(ended)
+    return ended
 
 
 def release(prepared: Prepared) -> None:
@@ -58,7 +80,7 @@ def record_run(prepared: Prepared) -> Record:
         plan=plan,
         code=code,
         environment=plan.spec.env,
-        secrets=tuple(sorted(plan.container.secrets)) if plan.container else tuple(request.config.secret and ()),
+        secrets=secrets.names_of(request.config.secret),
         seeds={} if plan.spec.settings.seed is None else {"seed": plan.spec.settings.seed},
         hardware=codec.to_dict(prepared.hardware),
         packages={"accelkit": accelkit.__version__, "python": sys.version.split()[0]},
@@ -102,7 +124,7 @@ def supervise_run(store: Store, record: Record, screen: Screen, guard: Guard) ->
         supervisor.run()
     finally:
         guard.redirect(lambda _number: None)
-        _clean(backend, plan.run_id, screen)
+        _clean(backend, plan.run_id)
         guard.redirect(None)
     ended = finish(record, supervisor, started_at)
     store.update(ended)
@@ -111,31 +133,42 @@ def supervise_run(store: Store, record: Record, screen: Screen, guard: Guard) ->
     return ended
 
 
-def _clean(backend: base.Backend, run_id: str, screen: Screen) -> None:
+def _clean(backend: base.Backend, run_id: str) -> None:
     try:
         backend.clean()
     except KitError as error:
-        screen.note(f"could not clean up: {error.message}; later: kit runs clean {run_id}")
+        render.warn(f"could not clean up: {error.message}; later: kit runs clean {run_id}")
     secrets.remove(run_id)
 
 
 def finish(record: Record, supervisor: Supervisor, started_at: float) -> Record:
-    """The record of a run that has ended: outcome, metrics, digests of what it wrote."""
-    plan = record.plan
-    ranks, nodes, problems = outcome.collect(plan)
-    root = outcome.root_cause(plan, ranks, supervisor.exits)
+    """The record of a supervised run that has ended."""
+    ended = _ended(record, supervisor.exits, supervisor.state, started_at)
+    if ended.outcome is None:
+        return ended
+    root = ended.outcome.root_cause
     if supervisor.error is not None:
         root = RootCause(rank=None, node=None, cause="kit-error", message=supervisor.error.message)
-    elif problems and root is None:
+    elif supervisor.state == "timeout":
+        root = RootCause(rank=None, node=None, cause="timeout", message=f"stopped after --timeout, {record.plan.timeout:g} s")
+    code = _exit_code(supervisor, ended.outcome.exit_code)
+    return dataclasses.replace(ended, outcome=dataclasses.replace(ended.outcome, exit_code=code, root_cause=root))
+
+
+def _ended(record: Record, exits: list[NodeExited], state: OutcomeState, started_at: float) -> Record:
+    """The record with outcome, metrics, and digests of what the run wrote."""
+    plan = record.plan
+    ranks, nodes, problems = outcome.collect(plan)
+    root = outcome.root_cause(plan, ranks, exits)
+    if problems and root is None:
         root = RootCause(rank=None, node=None, cause="kit-error", message=problems[0])
-    code = _exit_code(supervisor, outcome.exit_code(root, ranks, supervisor.exits))
     run_dir = Path(plan.run_dir)
     return dataclasses.replace(
         record,
         state="ended",
         outcome=Outcome(
-            exit_code=code,
-            state=supervisor.state,
+            exit_code=outcome.exit_code(root, ranks, exits),
+            state=state,
             started_at=started_at,
             ended_at=time.time(),
             root_cause=root,
@@ -144,7 +177,7 @@ def finish(record: Record, supervisor: Supervisor, started_at: float) -> Record:
         ),
         metrics=metrics.read(run_dir / EXCHANGE_FOLDER / names.METRICS_FILE),
         outputs=capture.digest_paths(run_dir / OUTPUTS_FOLDER, ["."]),
-        workdir_outputs=_written(record, started_at),
+        workdir_outputs=capture.written_since(Path(plan.workdir), record.config["run.outputs"].value, started_at),
     )
 
 

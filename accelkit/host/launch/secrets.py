@@ -31,6 +31,11 @@ def plan(run_id: str, entries: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def names_of(entries: Iterable[str]) -> tuple[str, ...]:
+    """Names alone, for the record."""
+    return tuple(sorted(syntax.parse_secret(entry)[0] for entry in entries))
+
+
 def lay_out(run_id: str, entries: Iterable[str], environ: Mapping[str, str], uid: int | None = None) -> None:
     """Write each secret's file (mode 0400, owned by `uid` where we may). Raises UsageError for a source that is not there."""
     values = {name: _value(name, source, environ) for name, source in map(syntax.parse_secret, entries)}
