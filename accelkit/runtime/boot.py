@@ -1,0 +1,95 @@
+"""The entry point of a node: starts its ranks, relays what they print, and ends them all when one fails.
+
+    python3 kit_boot.py SPEC --node N
+
+Imports no torch. Exit code: that of the node's first failing rank (128 + n for signal n), 128 + n when a signal stopped the node, else 0.
+"""
+
+import argparse
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from accelkit.contract import codec, names
+from accelkit.contract.results import NodeReport
+from accelkit.contract.spec import LaunchSpec
+from accelkit.runtime import boot_env
+from accelkit.runtime.boot_ranks import Ranks
+from accelkit.runtime.boot_relay import say
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the node and exit."""
+    parser = argparse.ArgumentParser(prog="kit_boot", description="Start and watch the ranks of one node.")
+    parser.add_argument("spec", help="path of the launch spec")
+    parser.add_argument("--node", type=int, required=True, help="rank of this node")
+    arguments = parser.parse_args(argv)
+    spec = codec.read(LaunchSpec, arguments.spec)
+    sys.exit(Node(spec, arguments.node).run())
+
+
+class Node:
+    """One node's life."""
+
+    def __init__(self, spec: LaunchSpec, index: int) -> None:
+        """`index`: rank of the node, from 0."""
+        self._spec = spec
+        self._index = index
+        self._report_path = Path(spec.exchange_dir) / names.node_file(index)
+
+    def run(self) -> int:
+        """Start the ranks, wait for their end, and return the node's exit code."""
+        usable = boot_env.cores()
+        threads = boot_env.threads_of(self._spec, usable)
+        interface, address = self._join()
+        report = NodeReport(
+            node=self._index,
+            state="started",
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            python=platform.python_version(),
+            cores=usable,
+            threads=threads,
+            interface=interface,
+            address=address,
+            memory_limit=boot_env.memory_limit(),
+            shm_size=boot_env.shm_size(),
+            started_at=time.time(),
+        )
+        self._write(report)
+        ranks = Ranks(self._spec, self._index)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, lambda n, _frame: ranks.deliver(n))
+        ranks.start(lambda local: boot_env.rank_environment(self._spec, self._index, local, threads, interface))
+        report = replace(report, state="running", packages=_packages())
+        self._write(report)
+        code = ranks.wait()
+        self._write(replace(report, state="ended", ended_at=time.time(), exit_code=code))
+        return code
+
+    def _join(self) -> tuple[str | None, str | None]:
+        """Interface and address towards node 0; nothing with one node."""
+        if self._spec.nodes == 1:
+            return None, None
+        try:
+            return boot_env.route_to(self._spec.master_addr, self._spec.master_port, self._spec.join_timeout)
+        except boot_env.JoinError as error:
+            say(2, f"[{names.node_name(self._index)}] {error}\n".encode())
+            sys.exit(names.EXIT_KIT)
+
+    def _write(self, report: NodeReport) -> None:
+        codec.write(self._report_path, report)
+
+
+def _packages() -> dict[str, str]:
+    """Installed distributions, name -> version. Called after the ranks were started, so that nobody waits for it."""
+    from importlib.metadata import distributions
+
+    found = {str(d.metadata["Name"]): d.version for d in distributions() if d.metadata["Name"]}
+    return dict(sorted(found.items()))

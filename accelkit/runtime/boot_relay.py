@@ -1,0 +1,65 @@
+"""Relaying what ranks print: each line whole, with its prefix, to our own streams, and without it to the rank's log."""
+
+import os
+from typing import BinaryIO, Final, Literal
+
+MAX_LINE: Final = 1 << 16
+"""Bytes; a longer line is passed on in pieces, so that a flood without line ends needs no memory."""
+_CHUNK: Final = 1 << 16
+
+
+class Relay:
+    """One stream of one rank. `pump` is called when its pipe can be read."""
+
+    def __init__(self, pipe: int, target: Literal[1, 2], prefix: bytes, log: BinaryIO) -> None:
+        """`pipe`: non-blocking file descriptor; `target`: our standard output or error; `log`: unbuffered, shared by both streams."""
+        self.pipe = pipe
+        self._target: int = target
+        self._prefix = prefix
+        self._log = log
+        self._rest = b""
+
+    def pump(self) -> bool:
+        """Pass on what is there; False at the end of the pipe."""
+        try:
+            data = os.read(self.pipe, _CHUNK)
+        except BlockingIOError:
+            return True
+        if not data:
+            self.flush()
+            return False
+        self._log.write(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._emit(line)
+        if len(self._rest) > MAX_LINE:
+            self._emit(self._rest)
+            self._rest = b""
+        return True
+
+    def flush(self) -> None:
+        """Pass on a last line that has no end."""
+        if self._rest:
+            self._emit(self._rest)
+            self._rest = b""
+
+    def close(self) -> None:
+        """Close the pipe."""
+        self.flush()
+        os.close(self.pipe)
+
+    def _emit(self, line: bytes) -> None:
+        """One write a line, so that lines of ranks do not mix; of a progress bar only its last state."""
+        shown = line.rstrip(b"\r").rpartition(b"\r")[2]
+        say(self._target, self._prefix + shown + b"\n")
+
+
+def say(target: int, data: bytes) -> None:
+    """Write to one of our own streams; one that is closed (kit was killed) does not end the run."""
+    while data:
+        try:
+            data = data[os.write(target, data) :]
+        except BlockingIOError:
+            continue
+        except OSError:
+            return
