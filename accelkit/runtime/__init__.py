@@ -1,0 +1,96 @@
+"""What a training script imports: `Accelerator` and its parts. Importing the package costs nothing; names load on first use."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accelkit.runtime.accelerator import Accelerator
+    from accelkit.runtime.data.loader import skip_first_batches
+    from accelkit.runtime.data.sampler import SeedableRandomSampler
+    from accelkit.runtime.errors import (
+        AccelkitError,
+        DistributedOperationException,
+        SettingError,
+        UnsupportedError,
+    )
+    from accelkit.runtime.gradients import GradientState
+    from accelkit.runtime.optimizer import AcceleratedOptimizer
+    from accelkit.runtime.rng import set_seed
+    from accelkit.runtime.scheduler import AcceleratedScheduler
+    from accelkit.runtime.settings import (
+        AutocastKwargs,
+        DataLoaderConfiguration,
+        DistributedDataParallelKwargs,
+        DistributedType,
+        GradientAccumulationPlugin,
+        GradScalerKwargs,
+        InitProcessGroupKwargs,
+    )
+    from accelkit.runtime.state import AcceleratorState, PartialState
+
+_HOMES = {
+    "Accelerator": "accelerator",
+    "PartialState": "state",
+    "AcceleratorState": "state",
+    "GradientState": "gradients",
+    "DistributedType": "settings",
+    "DataLoaderConfiguration": "settings",
+    "GradientAccumulationPlugin": "settings",
+    "AutocastKwargs": "settings",
+    "DistributedDataParallelKwargs": "settings",
+    "GradScalerKwargs": "settings",
+    "InitProcessGroupKwargs": "settings",
+    "AcceleratedOptimizer": "optimizer",
+    "AcceleratedScheduler": "scheduler",
+    "SeedableRandomSampler": "data.sampler",
+    "skip_first_batches": "data.loader",
+    "set_seed": "rng",
+    "AccelkitError": "errors",
+    "DistributedOperationException": "errors",
+    "SettingError": "errors",
+    "UnsupportedError": "errors",
+}
+
+__all__ = [
+    # the object that a script makes
+    "Accelerator",
+    # state
+    "PartialState",
+    "AcceleratorState",
+    "GradientState",
+    "DistributedType",
+    # settings
+    "DataLoaderConfiguration",
+    "GradientAccumulationPlugin",
+    "AutocastKwargs",
+    "DistributedDataParallelKwargs",
+    "GradScalerKwargs",
+    "InitProcessGroupKwargs",
+    # what prepare returns
+    "AcceleratedOptimizer",
+    "AcceleratedScheduler",
+    "SeedableRandomSampler",
+    # functions
+    "set_seed",
+    "skip_first_batches",
+    # errors
+    "AccelkitError",
+    "DistributedOperationException",
+    "SettingError",
+    "UnsupportedError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module that holds a public name."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The module's own names and the public ones."""
+    return sorted({*globals(), *__all__})

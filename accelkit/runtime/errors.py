@@ -1,0 +1,27 @@
+"""What can go wrong in a rank, one class per reaction that a caller may have.
+
+AccelkitError
+|-- SettingError (also a ValueError)         a setting is wrong, or contradicts another
+|-- UnsupportedError (also a RuntimeError)   this device, strategy or input cannot do what was asked
++-- DistributedOperationException            the ranks do not agree on a collective operation
+"""
+
+
+class AccelkitError(Exception):
+    """Base of all errors of the runtime. The message says what and where; `hint` says what to do next."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{message}\n  {hint}" if hint else message)
+        self.hint = hint
+
+
+class SettingError(AccelkitError, ValueError):
+    """A setting (argument, variable, field of the launch spec) that is not allowed, or contradicts another."""
+
+
+class UnsupportedError(AccelkitError, RuntimeError):
+    """What was asked for cannot be done here, and doing something else instead would change results."""
+
+
+class DistributedOperationException(AccelkitError):
+    """The ranks hold different shapes, types or structures, or call different operations; raised on every rank."""

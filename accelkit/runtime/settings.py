@@ -1,0 +1,152 @@
+"""Settings that a script hands to `Accelerator`: enumerations, handlers of keyword arguments, plug-ins."""
+
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from enum import Enum
+from typing import Any, TypeVar
+
+from accelkit.runtime.errors import SettingError
+
+
+class DistributedType(str, Enum):
+    """How ranks work together. Compares equal to its text."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+    XLA = "XLA"
+
+
+@dataclass
+class KwargsHandler:
+    """Keyword arguments for one thing that the library makes on the script's behalf."""
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """The arguments that were given, those left at their default excluded."""
+        default = type(self)()
+        mine = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in mine.items() if value != getattr(default, name)}
+
+
+@dataclass
+class DistributedDataParallelKwargs(KwargsHandler):
+    """Arguments of `torch.nn.parallel.DistributedDataParallel`, with torch's meanings and defaults."""
+
+    dim: int = 0
+    broadcast_buffers: bool = True
+    bucket_cap_mb: int = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+
+
+@dataclass
+class InitProcessGroupKwargs(KwargsHandler):
+    """Arguments of `torch.distributed.init_process_group`."""
+
+    backend: str | None = None
+    """None: gloo on CPU, NCCL (beside gloo for what lies on the CPU) on CUDA."""
+    init_method: str | None = None
+    timeout: timedelta | None = None
+    """How long a rank waits for the others in one operation; None: torch's own limit for the backend."""
+
+
+@dataclass
+class AutocastKwargs(KwargsHandler):
+    """Arguments of `torch.autocast`, beside the type that the precision decides."""
+
+    enabled: bool = True
+    cache_enabled: bool | None = None
+
+
+@dataclass
+class GradScalerKwargs(KwargsHandler):
+    """Arguments of `torch.amp.GradScaler`; used with fp16 only."""
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    enabled: bool = True
+
+
+@dataclass
+class GradientAccumulationPlugin(KwargsHandler):
+    """How gradients of several micro-batches become one optimizer step."""
+
+    num_steps: int | None = None
+    """Micro-batches per optimizer step; None: what the launch says, else 1."""
+    adjust_scheduler: bool = True
+    """Count a scheduler's skipped calls while accumulating."""
+    sync_with_dataloader: bool = True
+    """The last batch of a loader always completes a window."""
+    sync_each_batch: bool = False
+    """Synchronise gradients in every backward: more traffic, less memory."""
+
+    def __post_init__(self) -> None:
+        """Refuse a number of steps that no loop can make."""
+        if self.num_steps is not None and self.num_steps < 1:
+            raise SettingError(f"gradient_accumulation_steps={self.num_steps}: must be at least 1")
+
+
+@dataclass
+class DataLoaderConfiguration:
+    """How prepared loaders divide data among ranks."""
+
+    split_batches: bool = False
+    """True: a loader's batch size is that of all ranks together, and must divide by their number."""
+    dispatch_batches: bool | None = None
+    """True (rank 0 reads and hands out) is not available; None and False: every rank reads its own share."""
+    even_batches: bool = True
+    """Fill the tail with the epoch's first samples, so that every rank has as many full batches."""
+    use_seedable_sampler: bool = True
+    """Shuffling is a function of seed and epoch; prepared loaders always work so."""
+    data_seed: int | None = None
+    """Seed of shuffling; None: drawn from torch's generator when the loader is prepared."""
+    non_blocking: bool = False
+    """Copy batches to the device without waiting (with pinned memory)."""
+    use_stateful_dataloader: bool = False
+    """Not available."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is not there, rather than do something else."""
+        for name in ("dispatch_batches", "use_stateful_dataloader"):
+            if getattr(self, name):
+                raise SettingError(
+                    f"DataLoaderConfiguration({name}=True) is not available",
+                    hint=f"leave {name} out: every rank then reads its own share of the data",
+                )
+
+
+HANDLERS: tuple[type[KwargsHandler], ...] = (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    AutocastKwargs,
+    GradScalerKwargs,
+)
+
+H = TypeVar("H", bound=KwargsHandler)
+
+
+class Handlers:
+    """The handlers that a script gave, by class; one that was not given is made of defaults."""
+
+    def __init__(self, given: list[KwargsHandler] | None = None) -> None:
+        self._by_class: dict[type[KwargsHandler], KwargsHandler] = {}
+        for handler in given or []:
+            if not isinstance(handler, HANDLERS):
+                known = ", ".join(kind.__name__ for kind in HANDLERS)
+                raise SettingError(
+                    f"kwargs_handlers: {type(handler).__name__} is not one", hint=f"known are {known}"
+                )
+            if type(handler) in self._by_class:
+                raise SettingError(f"kwargs_handlers: {type(handler).__name__} is given twice")
+            self._by_class[type(handler)] = handler
+
+    def get(self, kind: type[H]) -> H:
+        """The handler of a class."""
+        found = self._by_class.get(kind)
+        return found if isinstance(found, kind) else kind()
