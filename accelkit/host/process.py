@@ -36,7 +36,7 @@ def run(
     timeout: float | None = None,
     check: bool = False,
 ) -> Finished:
-    """Run to the end and capture the output as text (undecodable bytes replaced).
+    """Run to the end and capture the output as text (undecodable bytes kept as surrogates).
 
     `env` is added to kit's own environment. `text` goes to standard input. Raises KitError when the program is not there, when
     `timeout` seconds pass, and with `check` when it exits with anything but 0.
@@ -46,11 +46,8 @@ def run(
             list(argv),
             cwd=cwd,
             env={**os.environ, **env} if env else None,
-            input=text,
-            stdin=subprocess.DEVNULL if text is None else None,
+            input=b"" if text is None else text.encode("utf-8", "surrogateescape"),
             capture_output=True,
-            text=True,
-            errors="surrogateescape",
             timeout=timeout,
             check=False,
         )
@@ -58,7 +55,9 @@ def run(
         raise KitError(f"{argv[0]}: not found on PATH") from error
     except subprocess.TimeoutExpired as error:
         raise KitError(f"{' '.join(argv)}: no answer within {timeout:g} s") from error
-    result = Finished(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    # Decoded by hand: text mode would turn \r\n into \n, and a diff would no longer apply.
+    out, err = (data.decode("utf-8", "surrogateescape") for data in (done.stdout, done.stderr))
+    result = Finished(argv=tuple(argv), code=done.returncode, stdout=out, stderr=err)
     if check and result.code != 0:
         raise KitError(f"{' '.join(argv)}: exit code {result.code}: {result.stderr.strip() or result.stdout.strip()}")
     return result

@@ -117,7 +117,7 @@ class Store:
         """The folder of the run that `name` stands for, as `load` reads it. Raises RecordError."""
         ids = self._ids()
         if name == LAST:
-            recorded = [entry for entry in self.list() if (entry.run_dir / RECORD_FILE).exists()]
+            recorded = [entry for entry in self.entries() if (entry.run_dir / RECORD_FILE).exists()]
             if not recorded:
                 raise RecordError(f"no run is recorded in {self.state_dir}", hint="kit run SCRIPT makes the first one")
             return recorded[0].run_dir
@@ -128,7 +128,7 @@ class Store:
             raise RecordError(f"{name}: {len(matches)} runs fit: {', '.join(matches)}", hint="type more of the ID")
         raise RecordError(f"{name}: no such run in {self.state_dir}", hint=_nearest(name, ids))
 
-    def list(self) -> list[Entry]:
+    def entries(self) -> list[Entry]:
         """All runs, newest first; a damaged record is an entry with its problem."""
         entries = [self.entry(run_id) for run_id in self._ids()]
         return sorted(entries, key=lambda e: (e.created_at, e.run_id), reverse=True)
@@ -199,7 +199,7 @@ def _time_of(run_id: str, run_dir: Path) -> float:
     return 0.0
 
 
-def _nearest(name: str, ids: "list[str]") -> str:
+def _nearest(name: str, ids: list[str]) -> str:
     import difflib  # noqa: PLC0415  (only for a message)
 
     near = difflib.get_close_matches(name, ids, n=3, cutoff=0.5)
