@@ -7,9 +7,12 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from accelkit.host.errors import KitError
+
+TO_STDOUT: Final = subprocess.STDOUT
+"""As `stderr` of a Child: into its standard output."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,164 @@
+"""The engine through its SDK: connecting, finding images, and everything that carries a run's label."""
+
+import difflib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import docker
+import requests.exceptions
+from docker.errors import APIError, DockerException, NotFound
+
+from accelkit.contract import names
+from accelkit.host.errors import EngineError, EngineUnavailable, ImageNotFound
+from accelkit.host.launch.plan import ImagePlan
+
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+    from docker.models.networks import Network
+    from docker.models.volumes import Volume
+
+TIMEOUT: Final = 30
+"""Seconds for one answer of the engine."""
+
+
+def image_tag(hardware: str) -> str:
+    """The tag that `kit build HARDWARE` gives its image."""
+    return f"accelkit-{hardware}:latest"
+
+
+def connect(timeout: float = TIMEOUT) -> docker.DockerClient:
+    """A client of the engine that the docker command would use (DOCKER_HOST, else its current context). Raises EngineUnavailable."""
+    host = os.environ.get("DOCKER_HOST") or _context_host()
+    try:
+        client = docker.DockerClient(base_url=host, timeout=timeout) if host else docker.from_env(timeout=timeout)
+        client.ping()
+    except (DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise _unavailable(host, error) from error
+    return client
+
+
+def _unavailable(host: str | None, error: BaseException) -> EngineUnavailable:
+    place = host or "/var/run/docker.sock"
+    text = str(error)
+    if "Permission denied" in text or "PermissionError" in text:
+        why, hint = "you may not use its socket", "join the group docker, or run without containers: kit run --on local"
+    elif "FileNotFoundError" in text or "No such file" in text:
+        why, hint = "there is no socket", "start Docker, or run without containers: kit run --on local"
+    else:
+        why, hint = "it does not answer", "start Docker, or run without containers: kit run --on local"
+    return EngineUnavailable(f"no Docker engine at {place}: {why}", hint=hint)
+
+
+def _context_host() -> str | None:
+    """Endpoint of the docker command's current context; None for the default one."""
+    folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    name = os.environ.get("DOCKER_CONTEXT") or _json(folder / "config.json").get("currentContext")
+    if not name or name == "default":
+        return None
+    for meta in (folder / "contexts" / "meta").glob("*/meta.json"):
+        found = _json(meta)
+        if found.get("Name") == name:
+            host: str | None = found.get("Endpoints", {}).get("docker", {}).get("Host")
+            return host
+    raise EngineUnavailable(f"docker context {name!r} is not there", hint="docker context ls shows which are")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+@contextmanager
+def engine_errors(doing: str) -> Iterator[None]:
+    """Turn the SDK's errors into EngineError; `doing` says at what, for example "removing the run's network"."""
+    try:
+        yield
+    except APIError as error:
+        raise EngineError(f"{doing}: the engine says: {error.explanation or error}") from error
+    except (DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise EngineError(
+            f"{doing}: the Docker engine does not answer any more ({type(error).__name__})",
+            hint="when it is back, kit runs clean removes what the run left",
+        ) from error
+
+
+def find_image(client: docker.DockerClient, reference: str) -> ImagePlan:
+    """The image that `reference` means: a hardware image's name, or a tag, ID or digest. Raises ImageNotFound."""
+    for tag in (image_tag(reference), reference) if _is_bare(reference) else (reference,):
+        with suppress(NotFound):
+            image = client.images.get(tag)
+            return ImagePlan(
+                reference=reference,
+                tag=tag,
+                id=str(image.id),
+                digests=tuple(image.attrs.get("RepoDigests") or ()),
+                hardware=image.labels.get(names.LABEL_IMAGE, "cpu"),
+            )
+    raise ImageNotFound(f"image {reference!r}: the engine has no such image{_similar(client, reference)}", hint=_build_hint(reference))
+
+
+def _is_bare(reference: str) -> bool:
+    return not any(mark in reference for mark in "/:@")
+
+
+def _build_hint(reference: str) -> str:
+    return f"build it: kit build {reference}" if _is_bare(reference) else "build one (kit build cpu), or pull it with docker pull"
+
+
+def _similar(client: docker.DockerClient, reference: str) -> str:
+    tags = [tag for image in client.images.list() for tag in image.tags]
+    near = difflib.get_close_matches(reference, tags, n=3, cutoff=0.4)
+    return f"; it has {', '.join(near)}" if near else ""
+
+
+def runs_as_root_inside(client: docker.DockerClient) -> bool:
+    """Whether the engine is rootless or remaps users, so that root inside is the caller (or nobody) outside."""
+    options = client.info().get("SecurityOptions") or []
+    return any("name=rootless" in o or "name=userns" in o for o in options)
+
+
+def _filter(run_id: str | None) -> dict[str, str]:
+    return {"label": names.LABEL_RUN if run_id is None else f"{names.LABEL_RUN}={run_id}"}
+
+
+def find_containers(client: docker.DockerClient, run_id: str | None = None) -> "list[Container]":
+    """Containers of a run, or of all runs, living or not."""
+    return client.containers.list(all=True, filters=_filter(run_id), ignore_removed=True)
+
+
+def find_networks(client: docker.DockerClient, run_id: str | None = None) -> "list[Network]":
+    """Networks of a run, or of all runs."""
+    return client.networks.list(filters=_filter(run_id))
+
+
+def find_volumes(client: docker.DockerClient, run_id: str | None = None) -> "list[Volume]":
+    """Volumes of a run, or of all runs."""
+    return client.volumes.list(filters=_filter(run_id))
+
+
+def remove_all(client: docker.DockerClient, run_id: str) -> None:
+    """Remove every container, network and volume of a run; what is gone meanwhile is no error. Containers are killed."""
+    for container in find_containers(client, run_id):
+        with suppress(NotFound):
+            _remove(container)
+    for network in find_networks(client, run_id):
+        with suppress(NotFound):
+            network.remove()
+    for volume in find_volumes(client, run_id):
+        with suppress(NotFound):
+            volume.remove(force=True)
+
+
+def _remove(container: "Container") -> None:
+    try:
+        container.remove(force=True, v=True)
+    except APIError as error:
+        if error.status_code != 409:  # 409: its removal is in progress already
+            raise
