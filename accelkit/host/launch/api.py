@@ -149,6 +149,8 @@ def finish(record: Record, supervisor: Supervisor, started_at: float) -> Record:
     root = ended.outcome.root_cause
     if supervisor.error is not None:
         root = RootCause(rank=None, node=None, cause="kit-error", message=supervisor.error.message)
+    elif supervisor.signal is not None:
+        root = None
     elif supervisor.state == "timeout":
         root = RootCause(rank=None, node=None, cause="timeout", message=f"stopped after --timeout, {record.plan.timeout:g} s")
     code = _exit_code(supervisor, ended.outcome.exit_code)

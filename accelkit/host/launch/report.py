@@ -21,11 +21,14 @@ def failure(record: Record) -> str:
 def _lines(plan: LaunchPlan, outcome: Outcome) -> Iterator[str]:
     root = outcome.root_cause
     result = next((r for r in outcome.ranks if root and r.rank == root.rank), None)
+    if outcome.state == "interrupted":
+        yield f"run {plan.run_id}: interrupted (exit code {outcome.exit_code})"
+        return
     if result is not None and result.error is not None:
         yield f"--- {names.node_name(result.node)} rank{result.rank}: the first failure " + "-" * 40
         yield result.error.traceback.rstrip()
         yield "-" * 72
-    yield f"run {plan.run_id}: {root.message if root else outcome.state}"
+    yield f"run {plan.run_id}: {root.message if root else outcome.state}{_code(outcome)}"
     for other in outcome.ranks:
         if other.cause != "ok" and other is not result:
             yield f"  rank {other.rank} on {names.node_name(other.node)} {_consequence(plan, other)}"
@@ -33,6 +36,12 @@ def _lines(plan: LaunchPlan, outcome: Outcome) -> Iterator[str]:
     if missing and plan.spec.world_size > 1:
         yield f"  {missing} of {plan.spec.world_size} ranks left no result"
     yield f"  logs: {_short(exchange_folder(plan) / (names.rank_log_file(result.rank) if result else names.LOGS_FOLDER))}"
+
+
+def _code(outcome: Outcome) -> str:
+    """The exit code, where the root cause's own words do not say it."""
+    said = outcome.root_cause is not None and outcome.root_cause.cause not in ("timeout", "kit-error")
+    return "" if said else f" (exit code {outcome.exit_code})"
 
 
 def _consequence(plan: LaunchPlan, result: RankResult) -> str:

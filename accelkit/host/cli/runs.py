@@ -1,0 +1,149 @@
+"""`kit runs`: list, show, follow, stop and clean."""
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from accelkit.host.runs.store import Entry, Store
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+ID = typer.Argument(..., metavar="ID", help="A run's ID, the beginning of one, or last.")
+JSON = typer.Option(False, "--json", help="Print JSON.")
+
+
+def _store() -> "Store":
+    from pathlib import Path
+
+    from accelkit.host.runs.store import Store
+
+    return Store(Path.cwd())
+
+
+@app.command("list")
+def list_(json_: bool = JSON) -> None:
+    """List this folder's runs, newest first."""
+    import json
+
+    from accelkit.host.cli import render
+
+    rows = [_row(entry) for entry in _store().entries()]
+    if json_:
+        render.out(json.dumps(rows, indent=2))
+        return
+    headers = ("RUN", "STATE", "EXIT", "ON", "NODES", "RANKS", "COMMAND")
+    keys = ("run_id", "state", "exit_code", "backend", "nodes", "world_size", "command")
+    render.out(render.table(headers, [["" if row.get(k) is None else row[k] for k in keys] for row in rows]))
+
+
+def _row(entry: "Entry") -> dict[str, Any]:
+    from accelkit.host.runs import status
+
+    row: dict[str, Any] = {"run_id": entry.run_id, "state": status.of(entry), "created_at": entry.created_at}
+    record = entry.record
+    if record is None:
+        return {**row, "exit_code": None, "command": entry.problem}
+    spec = record.plan.spec
+    return {
+        **row,
+        "exit_code": record.outcome.exit_code if record.outcome else None,
+        "backend": record.plan.backend,
+        "nodes": spec.nodes,
+        "procs_per_node": spec.procs_per_node,
+        "world_size": spec.world_size,
+        "command": " ".join(record.command),
+        "reproduces": record.reproduces,
+    }
+
+
+@app.command()
+def show(run_id: str = ID, json_: bool = JSON) -> None:
+    """Show what is recorded of a run."""
+    from accelkit.contract import codec
+    from accelkit.host.cli import render
+
+    store = _store()
+    record = store.load(run_id)
+    if json_:
+        render.out(codec.dumps(record).rstrip())
+        return
+    row = _row(store.entry(record.run_id))
+    facts: dict[str, Any] = {
+        "run": record.run_id,
+        "state": row["state"],
+        "exit code": row["exit_code"],
+        "cause": record.outcome.root_cause.message if record.outcome and record.outcome.root_cause else None,
+        "command": row["command"],
+        "on": record.plan.backend,
+        "nodes x ranks": f"{row['nodes']} x {row['procs_per_node']}",
+        "image": record.image.id if record.image else None,
+        "runtime": record.runtime_digest,
+        "commit": f"{record.code.commit}{' + changes' if record.code.dirty else ''}" if record.code.commit else "not in git",
+        "metrics": ", ".join(f"{n}={m.value}" for n, m in record.metrics.items()),
+        "outputs": ", ".join([*record.outputs, *record.workdir_outputs]),
+        "reproduces": record.reproduces,
+        "folder": record.plan.run_dir,
+    }
+    width = max(map(len, facts))
+    render.out("\n".join(f"{name.ljust(width)}  {value}" for name, value in facts.items() if value not in (None, "")))
+
+
+@app.command()
+def logs(
+    run_id: str = ID,
+    rank: int = typer.Option(None, "--rank", metavar="N", help="Only this rank's, as it printed it."),
+    follow: bool = typer.Option(False, "-f", "--follow", help="Go on until the run has ended."),
+) -> None:
+    """Print the ranks' logs."""
+    from accelkit.host.runs import follow as following
+
+    store = _store()
+    record = store.load(run_id)
+    following.print_logs(store, record, rank, until_end=follow)
+
+
+@app.command()
+def attach(run_id: str = ID) -> None:
+    """Follow a run to its end and exit with its exit code. Ctrl-C leaves the run alone."""
+    from accelkit.host.cli import render
+    from accelkit.host.launch import report
+    from accelkit.host.runs import follow as following
+
+    store = _store()
+    record = following.print_logs(store, store.load(run_id), None, until_end=True)
+    if record.outcome is None:
+        render.warn(f"run {record.run_id} has lost its supervisor; kit runs stop {record.run_id} ends it")
+        raise typer.Exit(125)
+    if record.outcome.state != "ok":
+        render.problem(report.failure(record))
+    raise typer.Exit(record.outcome.exit_code)
+
+
+@app.command()
+def stop(run_id: str = ID) -> None:
+    """Stop a run and remove everything of it but its record."""
+    from accelkit.host.cli import render
+    from accelkit.host.runs import stopping
+
+    store = _store()
+    record = store.load(run_id)
+    if record.outcome is not None:
+        stopping.sweep(record.run_id, with_engine=record.plan.backend == "docker")
+        render.note(f"run {record.run_id} had ended already ({record.outcome.state})")
+        return
+    record = stopping.stop(store, record)
+    render.note(f"run {record.run_id} is stopped")
+
+
+@app.command()
+def clean(run_id: str = typer.Argument(None, metavar="[ID]", help="Only this run; all that do not run any more without it.")) -> None:
+    """Remove what runs left behind: containers, networks, volumes, processes, secrets. Records stay."""
+    from accelkit.host.cli import render
+    from accelkit.host.runs import status, stopping
+
+    store = _store()
+    entries = [store.entry(store.find(run_id).name)] if run_id else store.entries()
+    alive = {entry.run_id for entry in entries if status.of(entry) == "running"}
+    swept = stopping.clean(store, entries, alive)
+    render.note(f"cleaned {len(swept)} runs" + (f"; {len(alive)} still run" if alive else ""))
