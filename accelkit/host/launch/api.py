@@ -7,6 +7,7 @@
 
 import dataclasses
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ from accelkit.host.launch.request import Prepared, Request, prepare
 from accelkit.host.launch.signals import Guard
 from accelkit.host.launch.supervise import Screen, Supervisor
 from accelkit.host.runs import capture, liveness, metrics
-from accelkit.host.runs.record import Outcome, OutcomeState, Record, RootCause
+from accelkit.host.runs.record import CodeState, Outcome, OutcomeState, Record, RootCause
 from accelkit.host.runs.store import EXCHANGE_FOLDER, OUTPUTS_FOLDER, Store
 
 DETACHED_LOG: Final = "kit.log"
@@ -71,7 +72,7 @@ def record_run(prepared: Prepared) -> Record:
     """Write the run's folder: record, launch spec, artefacts, secrets. From here on it can be found, supervised, cleaned."""
     request, plan = prepared.request, prepared.plan
     run_dir = prepared.store.prepare(plan.run_id)
-    code = request.code or capture.capture_code(request.workdir, run_dir, exclude=request.config.outputs)
+    code = _code(prepared, run_dir)
     record = Record(
         run_id=plan.run_id,
         created_at=time.time(),
@@ -90,6 +91,17 @@ def record_run(prepared: Prepared) -> Record:
     _lay_out(prepared, run_dir)
     prepared.store.create(record)
     return record
+
+
+def _code(prepared: Prepared, run_dir: Path) -> CodeState:
+    """The code that will run: captured, or for a reproduced run the recorded one, whose files are copied along."""
+    request = prepared.request
+    if request.code is None or request.reproduces is None:
+        return capture.capture_code(request.workdir, run_dir, exclude=request.config.outputs)
+    for stored in (request.code.diff, request.code.manifest):
+        if stored is not None:
+            shutil.copyfile(prepared.store.run_dir(request.reproduces) / stored.name, run_dir / stored.name)
+    return request.code
 
 
 def _lay_out(prepared: Prepared, run_dir: Path) -> None:

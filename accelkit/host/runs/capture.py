@@ -46,7 +46,8 @@ def _from_git(root: Path, commit: str, workdir: Path, run_dir: Path, exclude: tu
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
         real = Path(_must(root, "rev-parse", "--absolute-git-dir").strip()) / "index"
         if real.is_file():
-            shutil.copyfile(real, index["GIT_INDEX_FILE"])
+            # With its time: git takes an entry for unchanged when the file is older than the index.
+            shutil.copy2(real, index["GIT_INDEX_FILE"])
         _must(root, "add", "--all", "--", ":/", *outside, env=index)
         base = ("diff", "--cached", "--no-ext-diff", "--no-textconv", "--no-renames")
         diff = _must(root, *base, "--binary", "--full-index", commit, "--", ":/", *outside, env=index)

@@ -1,0 +1,83 @@
+"""`kit reproduce`: a recorded run again, on the recorded code."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from accelkit.host.runs.again import Again
+    from accelkit.host.runs.record import Record
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(no_args_is_help=True)
+def reproduce(
+    run_id: str = typer.Argument(..., metavar="ID", help="A run's ID, the beginning of one, or last."),
+    on: str = typer.Option(None, "--on", metavar="docker|local", help="Another backend than the recorded one."),
+    verify: bool = typer.Option(False, "--verify", help="Compare metrics and outputs: exit 0 and the word bitwise, or 1."),
+    allow: list[str] = typer.Option(
+        [], "--allow", metavar="KIND", help="Go on though this differs: image, inputs, packages, hardware, runtime, or all."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="List the differences and print the plan; start nothing."),
+) -> None:
+    """Run a recorded run again: the same image, code, command, config and seeds. Says first what differs."""
+    from pathlib import Path
+
+    from accelkit.host.errors import UsageError
+    from accelkit.host.launch.signals import Guard, Interrupted
+    from accelkit.host.runs import again
+    from accelkit.host.runs.store import Store
+
+    if on not in (None, "docker", "local"):
+        raise UsageError(f"--on {on}: unknown; allowed are docker, local")
+    store = Store(Path.cwd())
+    record = store.load(run_id)
+    try:
+        with Guard() as guard, again.prepare(record, store, ("kit", *sys.argv[1:]), on) as ready:
+            code = _go(record, ready, guard, verify=verify, allowed=_kinds(allow), dry_run=dry_run)
+    except Interrupted as told:
+        code = told.exit_code
+    raise typer.Exit(code)
+
+
+def _kinds(allow: list[str]) -> set[str]:
+    """The kinds that --allow names, also several in one, separated by commas. Raises UsageError for an unknown one."""
+    from accelkit.host.errors import UsageError
+    from accelkit.host.runs.replay import REFUSED
+
+    kinds = {part.strip() for text in allow for part in text.split(",")}
+    unknown = kinds - {*REFUSED, "all"}
+    if unknown:
+        raise UsageError(f"--allow {sorted(unknown)[0]}: unknown; allowed are {', '.join(REFUSED)}, all")
+    return kinds
+
+
+def _go(record: "Record", ready: "Again", guard: Any, *, verify: bool, allowed: set[str], dry_run: bool) -> int:
+    from accelkit.host.cli import render
+    from accelkit.host.cli.run import finish
+    from accelkit.host.errors import DifferenceError
+    from accelkit.host.launch import api
+    from accelkit.host.launch import request as requests
+    from accelkit.host.launch.screen import Terminal
+    from accelkit.host.runs import compare, replay
+
+    for difference in ready.differences:
+        render.note(str(difference))
+    refused = replay.refused(ready.differences, allowed)
+    if refused:
+        kinds = ",".join(sorted({d.kind for d in refused}))
+        raise DifferenceError(f"not as recorded: {refused[0]}", hint=f"to go on all the same: --allow {kinds}")
+    if dry_run:
+        prepared = requests.prepare(ready.request)
+        api.release(prepared)
+        render.out(requests.dry_run(prepared))
+        return 0
+    now = api.run(ready.request, Terminal(), guard)
+    code = finish(now)
+    if not verify or code:
+        return code
+    result = compare.compare(record, now)
+    render.out(str(result))
+    return 0 if result.bitwise else 1

@@ -1,0 +1,106 @@
+"""`kit reproduce`: a recorded run as a request for a new one, with every difference found on the way."""
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+
+from accelkit.contract import codec
+from accelkit.host import hardware
+from accelkit.host.config.model import RunConfig, options
+from accelkit.host.errors import ImageNotFound
+from accelkit.host.launch import request as requests
+from accelkit.host.launch.request import Request
+from accelkit.host.launch.stage import stage_runtime
+from accelkit.host.runs import replay
+from accelkit.host.runs.record import ConfigValue, Record
+from accelkit.host.runs.replay import Difference
+from accelkit.host.runs.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """A recorded run, ready to run again."""
+
+    request: Request
+    differences: list[Difference]
+
+
+@contextmanager
+def prepare(record: Record, store: Store, command: tuple[str, ...], on: str | None) -> Iterator[Again]:
+    """Lay the recorded code out for the time of the block, and list what differs. `on`: another backend than the recorded one."""
+    config = recorded_config(record, on)
+    target = store.state_dir / "code" / store.new_id()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        workdir = replay.lay_out(record, store, target)
+        replay.link_inputs(record, store.workdir, workdir)
+        request = _request(record, store, config, workdir, command)
+        yield Again(request=request, differences=_differences(record, store, config))
+    finally:
+        replay.remove(record, target)
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def recorded_config(record: Record, on: str | None) -> RunConfig:
+    """The run's settings as recorded, the image by its ID."""
+    values = {name: record.config[f"run.{name}"].value for name in options(RunConfig) if f"run.{name}" in record.config}
+    config = RunConfig(**values)
+    if on is not None:
+        config = dataclasses.replace(config, on=on)  # type: ignore[arg-type]  (checked by the command)
+    if record.image is not None and config.on == "docker" and _is_here(record.image.id):
+        config = dataclasses.replace(config, image=record.image.id)
+    return config
+
+
+def _is_here(image: str) -> bool:
+    try:
+        requests.engine_facts(image)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def _request(record: Record, store: Store, config: RunConfig, workdir: Path, command: tuple[str, ...]) -> Request:
+    shown = Path(record.plan.spec.workdir)
+    values = {**record.config, "run.on": ConfigValue(value=config.on, origin=f"run {record.run_id}")}
+    return Request(
+        config=config,
+        values=values,
+        program=record.plan.spec.program,
+        command=command,
+        workdir=store.workdir,
+        code_dir=workdir,
+        shown_workdir=shown if config.on == "docker" else None,
+        code=record.code,
+        reproduces=record.run_id,
+        extra_env=record.environment,
+    )
+
+
+def _differences(record: Record, store: Store, config: RunConfig) -> list[Difference]:
+    found = replay.input_differences(record, store.workdir)
+    with tempfile.TemporaryDirectory(prefix="accelkit-now-") as name:
+        scratch = Path(name) / "runs" / "now"
+        scratch.mkdir(parents=True)
+        found += replay.tree_differences(record, store.workdir, scratch)
+    image = _image_today(record) if config.on == "docker" and record.image else None
+    found += replay.plan_differences(record, stage_runtime().digest, image)
+    found += replay.hardware_differences(record, codec.to_dict(hardware.probe()))
+    if config.on == "local" and record.plan.backend == "local":
+        found += replay.package_differences(record, {str(d.metadata["Name"]): d.version for d in distributions()})
+    return found
+
+
+def _image_today(record: Record) -> str | None:
+    """What the recorded reference means today; "not there" when it means nothing."""
+    if record.image is None:
+        return None
+    try:
+        return requests.engine_facts(record.image.reference).image.id
+    except ImageNotFound:
+        return "not there"
