@@ -102,8 +102,8 @@ class DataLoaderConfiguration:
     """True (rank 0 reads and hands out) is not available; None and False: every rank reads its own share."""
     even_batches: bool = True
     """Fill the tail with the epoch's first samples, so that every rank has as many full batches."""
-    use_seedable_sampler: bool = True
-    """Shuffling is a function of seed and epoch; prepared loaders always work so."""
+    use_seedable_sampler: bool = False
+    """Take the seed of shuffling from `torch.initial_seed()` instead of drawing it: nothing is drawn then."""
     data_seed: int | None = None
     """Seed of shuffling; None: drawn from torch's generator when the loader is prepared."""
     non_blocking: bool = False

@@ -1,0 +1,1 @@
+"""What ranks do together: carriers (local, torch.distributed) and operations on nested structures above them."""

@@ -1,0 +1,47 @@
+"""Collectives over torch.distributed's default process group."""
+
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from accelkit.runtime.collectives.base import Collectives, Reduction
+
+_OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+class TorchCollectives(Collectives):
+    """Collectives of a rank whose process group exists."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Gather into one tensor, without a list of parts to be joined afterwards."""
+        gathered = torch.empty((self.size, *buffer.shape), dtype=buffer.dtype, device=buffer.device)
+        if buffer.numel():
+            dist.all_gather_into_tensor(gathered.view(-1), buffer.view(-1))
+        return gathered
+
+    def all_reduce(self, tensor: torch.Tensor, reduction: Reduction) -> None:
+        """Reduce in place."""
+        if tensor.numel():
+            dist.all_reduce(tensor, op=_OPERATIONS[reduction])
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Broadcast in place."""
+        if tensor.numel():
+            dist.broadcast(tensor, src=source)
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Gather by pickling."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def broadcast_object(self, value: Any, source: int) -> Any:
+        """Broadcast by pickling."""
+        box = [value]
+        dist.broadcast_object_list(box, src=source)
+        return box[0]

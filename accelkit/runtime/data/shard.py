@@ -1,0 +1,177 @@
+"""Which samples each rank gets: functions over batches of indices, without torch and without communication.
+
+Rounds. One round is what all ranks work on in one step. With per-rank batches (the default) a round is `size` batches of
+the loader, and rank i takes the i-th; with `split` it is one batch, of which rank i takes the i-th slice. Either way the
+shares of a round, joined in the order of ranks, are the samples in their order.
+
+Ends. With `drop_last` an incomplete round is left out. With `even` it is filled with the epoch's first samples, over and
+over, so that every rank has as many samples as ever; what was filled in always comes last, so `Tail.keep` says how many
+of each rank's samples are real. Without `even` the ranks' shares differ, and some ranks may have none.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, cycle, islice
+from typing import Any
+
+Batch = Any
+"""What a batch sampler yields: a list of indices, or, without a batch size, anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How batches are dealt to ranks."""
+
+    rank: int
+    size: int
+    batch_size: int | None
+    """Samples in a full batch as the sampler makes them; None when it does not say."""
+    drop_last: bool
+    even: bool
+    split: bool
+
+    @property
+    def per_round(self) -> int:
+        """Batches of the sampler in one round."""
+        return 1 if self.split else self.size
+
+    @property
+    def share(self) -> int | None:
+        """Samples of one rank in a full round."""
+        if self.batch_size is None:
+            return None
+        return self.batch_size // self.size if self.split else self.batch_size
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A round in which not every rank has a full share of real samples."""
+
+    counts: tuple[int, ...]
+    """Samples in each rank's share; -1: as many as the batch turns out to have."""
+    keep: tuple[int, ...]
+    """How many of them are real, the first ones; the rest repeats samples. -1: all."""
+
+    @property
+    def real(self) -> int:
+        """Real samples in the round; -1 when some rank's number is not known."""
+        return -1 if -1 in self.keep else sum(self.keep)
+
+
+Share = tuple[Batch, Tail | None]
+
+
+def deal(batches: Iterator[Batch], plan: Plan, first: Sequence[Batch] = ()) -> Iterator[Share]:
+    """This rank's batch of every round, with the round's tail where the round is not complete.
+
+    `first` holds the batches of the epoch's first round, for a stream that does not start there; else they are taken from the stream.
+    """
+    head = list(first)
+    following = list(islice(batches, plan.per_round))
+    while following:
+        current, following = following, list(islice(batches, plan.per_round))
+        head = head or current
+        shares, tail = _divide(current, head, plan, is_last=not following)
+        if plan.rank < len(shares):
+            yield shares[plan.rank], tail
+
+
+def _divide(
+    batches: list[Batch], head: list[Batch], plan: Plan, *, is_last: bool
+) -> tuple[list[Batch], Tail | None]:
+    """The shares of one round, in the order of ranks."""
+    if plan.size == 1:
+        return batches, None
+    if plan.batch_size is None:
+        return _deal_whole(batches, head, plan)
+    if plan.split:
+        return _slice_batch(batches[0], head, plan)
+    lengths = [len(batch) for batch in batches]
+    if lengths == [plan.batch_size] * plan.size:
+        return batches, None
+    regular = lengths[:-1] == [plan.batch_size] * (len(lengths) - 1) and lengths[-1] <= plan.batch_size
+    if plan.even and not plan.drop_last and is_last and regular:
+        return _fill(list(chain(*batches)), head, plan, plan.batch_size)
+    return _deal_whole(batches, head, plan)
+
+
+def _deal_whole(batches: list[Batch], head: list[Batch], plan: Plan) -> tuple[list[Batch], Tail | None]:
+    """A batch per rank as it is; missing ones are left out, or taken from the first round."""
+    counts = [_length(batch) for batch in batches]
+    missing = plan.size - len(batches)
+    if missing == 0:
+        return batches, Tail(tuple(counts), tuple(counts))
+    if plan.drop_last:
+        return [], None
+    if not plan.even:
+        nothing = [0] * missing
+        return batches, Tail((*counts, *nothing), (*counts, *nothing))
+    again = list(islice(cycle(head), missing))
+    return [*batches, *again], Tail((*counts, *map(_length, again)), (*counts, *[0] * missing))
+
+
+def _slice_batch(batch: list[Any], head: list[Batch], plan: Plan) -> tuple[list[Batch], Tail | None]:
+    """A batch cut into one slice per rank."""
+    whole = plan.batch_size or 0
+    share = whole // plan.size
+    if len(batch) == whole:
+        return [batch[rank * share : (rank + 1) * share] for rank in range(plan.size)], None
+    if plan.drop_last:
+        return [], None
+    if plan.even:
+        return _fill(batch, head, plan, share)
+    slices = [batch[rank * share : (rank + 1) * share] for rank in range(plan.size)]
+    counts = tuple(map(len, slices))
+    return [part for part in slices if part], Tail(counts, counts)
+
+
+def _fill(samples: list[Any], head: list[Batch], plan: Plan, share: int) -> tuple[list[Batch], Tail]:
+    """Shares of equal length from too few samples; the epoch's first ones follow them, over and over."""
+    filler = cycle(list(chain(*head)))
+    filled = [*samples, *islice(filler, share * plan.size - len(samples))]
+    keep = tuple(min(max(len(samples) - rank * share, 0), share) for rank in range(plan.size))
+    shares = [filled[rank * share : (rank + 1) * share] for rank in range(plan.size)]
+    return shares, Tail((share,) * plan.size, keep)
+
+
+def _length(batch: Batch) -> int:
+    return len(batch) if isinstance(batch, (list, tuple)) else -1
+
+
+def count_rounds(batches: int, plan: Plan, samples: int | None = None) -> int:
+    """Steps of this rank in an epoch of `batches` batches; `samples` is what they hold together, where it is known."""
+    whole, rest = divmod(batches, plan.per_round)
+    if plan.size == 1:
+        return batches
+    if plan.split:
+        return _count_slices(batches, plan, samples)
+    if plan.drop_last or not rest:
+        return whole
+    return whole + (1 if plan.even else int(plan.rank < rest))
+
+
+def _count_slices(batches: int, plan: Plan, samples: int | None) -> int:
+    short = samples % plan.batch_size if samples is not None and plan.batch_size else 0
+    if not short or plan.even or not batches:
+        return batches
+    share = (plan.batch_size or 0) // plan.size
+    return batches - 1 + int(plan.rank * share < short)
+
+
+def mark_padding(
+    batches: Iterator[Batch], plan: Plan, *, replicas: int, length: int, per_rank: int, seen: int = 0
+) -> Iterator[Share]:
+    """Batches of a sampler that already serves this rank alone, and has repeated samples so that ranks are even.
+
+    `length` samples in all, `per_rank` at each of `replicas` ranks, dealt one by one: the last sample of the last ranks is a
+    repetition where the numbers do not divide. `seen` of this rank's samples were left out before the first batch.
+    """
+    padded = length % replicas
+    for batch in batches:
+        count = max(_length(batch), 1)
+        seen += count
+        if padded and seen == per_rank and per_rank * replicas > length:
+            keep = tuple(count - int(rank >= padded) for rank in range(replicas))
+            yield batch, Tail((count,) * replicas, keep)
+        else:
+            yield batch, None

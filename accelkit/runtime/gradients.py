@@ -1,0 +1,107 @@
+"""Where a training loop is: which loader is being iterated, and whether gradients are to be synchronised in this step."""
+
+from typing import Any, Protocol
+
+from accelkit.runtime.settings import GradientAccumulationPlugin
+
+
+class ActiveLoader(Protocol):
+    """One running iteration over a prepared loader."""
+
+    loader: Any
+    at_end: bool
+    """Whether the batch in use is the last one."""
+
+    @property
+    def remainder(self) -> int:
+        """Real samples in the last round when it is not full, 0 when it is, -1 when that is not known."""
+
+
+class GradientState:
+    """Shared by everything in the process that must know whether gradients are being synchronised: one object, however often made."""
+
+    _shared: "GradientState | None" = None
+
+    sync_gradients: bool
+    """Whether this step completes an accumulation window."""
+    num_steps: int
+    """Micro-batches per optimizer step."""
+    adjust_scheduler: bool
+    sync_with_dataloader: bool
+    sync_each_batch: bool
+
+    def __new__(cls, plugin: GradientAccumulationPlugin | None = None) -> "GradientState":
+        """The one object; made at the first call."""
+        if cls._shared is None:
+            cls._shared = super().__new__(cls)
+            cls._shared._start()
+        return cls._shared
+
+    def __init__(self, plugin: GradientAccumulationPlugin | None = None) -> None:
+        if plugin is not None:
+            self.num_steps = plugin.num_steps or 1
+            self.adjust_scheduler = plugin.adjust_scheduler
+            self.sync_with_dataloader = plugin.sync_with_dataloader
+            self.sync_each_batch = plugin.sync_each_batch
+
+    def _start(self) -> None:
+        self.sync_gradients = True
+        self.num_steps = 1
+        self.adjust_scheduler = False
+        self.sync_with_dataloader = True
+        self.sync_each_batch = False
+        self._active: list[ActiveLoader] = []
+
+    @classmethod
+    def _reset_state(cls) -> None:
+        """Forget the shared object; the next one made starts anew."""
+        cls._shared = None
+
+    @property
+    def initialized(self) -> bool:
+        """Always true: a state that exists can be used."""
+        return True
+
+    @property
+    def iteration(self) -> ActiveLoader | None:
+        """The innermost running iteration; None outside all loops."""
+        return self._active[-1] if self._active else None
+
+    @property
+    def active_dataloader(self) -> Any:
+        """The loader of the innermost running loop; None outside all loops."""
+        return self._active[-1].loader if self._active else None
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether a prepared loader is being iterated."""
+        return bool(self._active)
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the batch in use is the last one of the innermost loop; False outside all loops."""
+        return self._active[-1].at_end if self._active else False
+
+    @property
+    def remainder(self) -> int:
+        """Real samples in the last round of the innermost loop when it is not full, else 0; -1 when unknown, or outside all loops."""
+        return self._active[-1].remainder if self._active else -1
+
+    @property
+    def dataloader_references(self) -> list[Any]:
+        """Loaders of all running loops, outermost first; None stands for the outside."""
+        return [None, *(active.loader for active in self._active)]
+
+    def enter(self, iteration: ActiveLoader) -> None:
+        """Make an iteration the innermost one: it has just begun, or it has just moved on."""
+        active = self._active
+        if active and active[-1] is iteration:
+            return
+        if iteration in active:
+            active.remove(iteration)
+        active.append(iteration)
+
+    def leave(self, iteration: ActiveLoader) -> None:
+        """Take out an iteration that is over, whether it came to its end or was left."""
+        if iteration in self._active:
+            self._active.remove(iteration)

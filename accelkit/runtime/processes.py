@@ -1,0 +1,161 @@
+"""What follows from a process's place among others: who prints, who goes first, who gets which part."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any
+
+import torch
+
+from accelkit.runtime import structure
+
+
+class ProcessActions:
+    """Methods of everything that knows its rank. Decorated functions decide when they are called, not when they are decorated."""
+
+    @property
+    @abstractmethod
+    def num_processes(self) -> int:
+        """Ranks of the run."""
+
+    @property
+    @abstractmethod
+    def process_index(self) -> int:
+        """This rank, from 0."""
+
+    @property
+    @abstractmethod
+    def local_process_index(self) -> int:
+        """This rank among those of its node, from 0."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device of this rank."""
+
+    @abstractmethod
+    def wait_for_everyone(self) -> None:
+        """Return when all ranks have called it."""
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are other ranks."""
+        return self.num_processes > 1
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first rank of its node."""
+        return self.local_process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the last rank."""
+        return self.process_index == self.num_processes - 1
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print`, once per node: by its first rank."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """A block that rank 0 runs through before the others enter it."""
+        yield from self._goes_first(self.is_main_process)
+
+    @contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """A block that the first rank of each node runs through before the others enter it."""
+        yield from self._goes_first(self.is_local_main_process)
+
+    def _goes_first(self, first: bool) -> Iterator[None]:
+        if not first:
+            self.wait_for_everyone()
+        yield
+        if first:
+            self.wait_for_everyone()
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Decorator: only rank 0 runs the function; elsewhere the call returns None."""
+        return self._only(function, lambda: self.is_main_process)
+
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Decorator: only the first rank of each node runs the function; elsewhere the call returns None."""
+        return self._only(function, lambda: self.is_local_main_process)
+
+    def on_last_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Decorator: only the last rank runs the function; elsewhere the call returns None."""
+        return self._only(function, lambda: self.is_last_process)
+
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Decorator: only rank `process_index` runs the function; a process alone always does."""
+        return self._only(function, lambda: self.process_index == process_index)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Decorator: only the rank of that index on each node runs the function; a process alone always does."""
+        return self._only(function, lambda: self.local_process_index == local_process_index)
+
+    def _only(self, function: Callable[..., Any] | None, chosen: Callable[[], bool]) -> Callable[..., Any]:
+        if function is None:
+            return partial(self._only, chosen=chosen)
+
+        @wraps(function)
+        def run_if_chosen(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) if not self.use_distributed or chosen() else None
+
+        return run_if_chosen
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """A block in which this rank has its part of `inputs`: a list, tuple, tensor, or dict of them (of equal length).
+
+        The first ranks have one more where it does not divide; with fewer items than ranks some parts are empty. With
+        `apply_padding` such shorter parts are filled with the last item of the whole. Anything else is given whole.
+        """
+        yield split(inputs, self.process_index, self.num_processes, apply_padding=apply_padding)
+
+
+def split(inputs: Any, rank: int, size: int, *, apply_padding: bool = False) -> Any:
+    """The part of `inputs` that rank `rank` of `size` gets. The input is not changed; the part has its type.
+
+    Raises ValueError for a dict whose values differ in length.
+    """
+    if size == 1:
+        return inputs
+    if isinstance(inputs, Mapping):
+        lengths = {key: len(value) for key, value in inputs.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"split_between_processes: the values of a dict must be of equal length, but have {lengths}")
+        values = [split(value, rank, size, apply_padding=apply_padding) for value in inputs.values()]
+        return structure.rebuild(inputs, values)
+    if isinstance(inputs, torch.Tensor) and inputs.dim() > 0:
+        return _split_tensor(inputs, rank, size, apply_padding)
+    if not isinstance(inputs, (list, tuple)) or hasattr(inputs, "_fields"):
+        return inputs
+    part = list(inputs[_piece(len(inputs), rank, size)])
+    if apply_padding and inputs:
+        part += [inputs[-1]] * (-(-len(inputs) // size) - len(part))
+    return structure.rebuild(inputs, part)
+
+
+def _split_tensor(whole: torch.Tensor, rank: int, size: int, apply_padding: bool) -> torch.Tensor:
+    part = whole[_piece(len(whole), rank, size)]
+    missing = -(-len(whole) // size) - len(part)
+    if not apply_padding or not missing:
+        return part
+    return torch.cat([part, whole[-1:].expand(missing, *whole.shape[1:])])
+
+
+def _piece(length: int, rank: int, size: int) -> slice:
+    each, more = divmod(length, size)
+    start = rank * each + min(rank, more)
+    return slice(start, start + each + int(rank < more))

@@ -1,0 +1,63 @@
+"""Random generators: seeding all of them, and making a process deterministic."""
+
+import random
+import types
+
+import torch
+
+from accelkit.runtime import env
+
+_MASK_32: int = 2**32 - 1
+
+
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Seed the generators of Python, numpy (where it is installed), torch and all devices.
+
+    `device_specific` adds the rank, so that ranks draw different numbers; without it all ranks draw the same.
+    `deterministic` also makes torch choose deterministic algorithms. Raises SettingError for a wrong environment.
+    """
+    if device_specific:
+        seed += _rank()
+    random.seed(seed)
+    numpy = _numpy()
+    if numpy is not None:
+        numpy.random.seed(seed & _MASK_32)
+    torch.manual_seed(seed)  # all devices, too
+    if deterministic:
+        make_deterministic()
+
+
+def make_deterministic() -> None:
+    """Same input, same bits, on the same hardware: deterministic algorithms, and one thread unless OMP_NUM_THREADS says else."""
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    if torch.cuda.is_available():
+        env.fix_cublas_workspace()
+    if not env.threads_are_set():
+        torch.set_num_threads(1)
+
+
+def mix(seed: int, number: int) -> int:
+    """A seed for the `number`-th use of `seed`: neighbours share nothing (SplitMix64's finaliser). Never negative."""
+    value = (seed + (number + 1) * 0x9E3779B97F4A7C15) & (2**64 - 1)
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (value ^ (value >> 31)) & (2**63 - 1)
+
+
+def draw_seed() -> int:
+    """A number from torch's CPU generator, which it advances by one draw."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else env.read_world().rank
+
+
+def _numpy() -> types.ModuleType | None:
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy
