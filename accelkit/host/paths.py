@@ -7,12 +7,12 @@ import accelkit
 
 
 def config_home() -> Path:
-    """accelkit's config folder: `$XDG_CONFIG_HOME/accelkit`, else `~/.config/accelkit`."""
+    """Accelkit's config folder: `$XDG_CONFIG_HOME/accelkit`, else `~/.config/accelkit`."""
     return _xdg("XDG_CONFIG_HOME", ".config")
 
 
 def cache_home() -> Path:
-    """accelkit's cache folder (staged runtimes, build contexts): `$XDG_CACHE_HOME/accelkit`, else `~/.cache/accelkit`."""
+    """Accelkit's cache folder (staged runtimes, build contexts): `$XDG_CACHE_HOME/accelkit`, else `~/.cache/accelkit`."""
     return _xdg("XDG_CACHE_HOME", ".cache")
 
 
@@ -40,7 +40,9 @@ def data_folder(name: str) -> Path:
     for place in places:
         if place.is_dir():
             return place
-    raise FileNotFoundError(f"accelkit's {name}/ folder is neither at {places[0]} nor at {places[1]}: reinstall accelkit")
+    raise FileNotFoundError(
+        f"accelkit's {name}/ folder is neither at {places[0]} nor at {places[1]}: reinstall accelkit"
+    )
 
 
 def _xdg(variable: str, fallback: str) -> Path:

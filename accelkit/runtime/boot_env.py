@@ -1,6 +1,7 @@
 """What a node finds out about itself before its ranks start: cores, memory, network interface; and the ranks' environment from it."""
 
 import errno
+import fcntl
 import os
 import socket
 import struct
@@ -11,11 +12,6 @@ from typing import Final
 
 from accelkit.contract import names
 from accelkit.contract.spec import LaunchSpec
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover  (not Linux)
-    fcntl = None  # type: ignore[assignment]
 
 _SIOCGIFADDR: Final = 0x8915
 _CGROUP: Final = Path("/sys/fs/cgroup")
@@ -96,8 +92,6 @@ def route_to(host: str, port: int, timeout: float) -> tuple[str | None, str]:
 
 def _interface_of(address: str) -> str | None:
     """Name of the interface that has `address`; None when none says so."""
-    if fcntl is None:
-        return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -117,7 +111,13 @@ def rank_environment(
 ) -> dict[str, str]:
     """The whole environment of a rank: ours, the limits of thread pools, the user's variables, then rank and rendezvous."""
     env = {n: v for n, v in os.environ.items() if not n.startswith(("TORCHELASTIC_", "PET_", "ROLE_"))}
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"):
+    for name in (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "RAYON_NUM_THREADS",
+    ):
         env[name] = str(threads)
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
     env["PYTHONUNBUFFERED"] = "1"

@@ -4,6 +4,6 @@ import sys
 
 sys.path.pop(0)  # this file's folder: its modules must not shadow anybody's
 
-from accelkit.runtime.rank_main import main  # noqa: E402
+from accelkit.runtime.rank_main import main
 
 main()

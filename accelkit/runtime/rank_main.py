@@ -32,7 +32,7 @@ def main() -> None:
         _run(spec.program)
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001  (an outer edge: whatever ends the script is reported)
+    except BaseException as error:
         if os.getpid() != pid:
             raise
         _report(spec, error)
@@ -90,7 +90,18 @@ def _place(trace: TracebackType | None, error: BaseException) -> tuple[str | Non
     if isinstance(error, SyntaxError) and trace is None:
         return error.filename, error.lineno
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(trace)]
-    foreign = tuple(filter(None, {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), _OWN, "<frozen"}))
+    foreign = tuple(
+        filter(
+            None,
+            {
+                sysconfig.get_path("stdlib"),
+                sysconfig.get_path("purelib"),
+                sysconfig.get_path("platlib"),
+                _OWN,
+                "<frozen",
+            },
+        )
+    )
     own = [f for f in frames if not f[0].startswith(foreign)]
-    chosen = (own or frames or [(None, None)])[-1]
-    return chosen[0], chosen[1]
+    chosen = own or frames
+    return chosen[-1] if chosen else (None, None)

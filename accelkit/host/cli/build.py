@@ -18,7 +18,9 @@ def build(
     image: str = typer.Argument(..., metavar="IMAGE", help="Name of the image: cpu."),
     tag: str = typer.Option(None, "--tag", metavar="TAG", help="Tag instead of accelkit-IMAGE:latest."),
     no_cache: bool = typer.Option(False, "--no-cache", help="Build every step again."),
-    print_: bool = typer.Option(False, "--print", help="Print the command, the Dockerfile and the digest; build nothing."),
+    print_: bool = typer.Option(
+        False, "--print", help="Print the command, the Dockerfile and the digest; build nothing."
+    ),
     config_file: Path = options.CONFIG_FILE,
     given: dict[str, Any] | None = None,
 ) -> None:
@@ -32,7 +34,9 @@ def build(
             resolved = options.load(given or {}, config_file)
             decided = building.plan(image, resolved.config.build, tag=tag, no_cache=no_cache)
             if print_:
-                render.out(f"{building.command(decided)}\n# Dockerfile: {decided.context / 'Dockerfile'}\n# digest: {decided.digest}")
+                render.out(
+                    f"{building.command(decided)}\n# Dockerfile: {decided.context / 'Dockerfile'}\n# digest: {decided.digest}"
+                )
                 return
             built = building.build(decided, _display(), force=no_cache)
     except Interrupted as told:

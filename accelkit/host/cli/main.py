@@ -68,9 +68,13 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit."),
+    version: bool = typer.Option(  # noqa: ARG001  (its callback acts)
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
     quiet: int = typer.Option(0, "-q", "--quiet", count=True, help="Print only what the ranks print, and errors."),
-    verbose: int = typer.Option(0, "-v", "--verbose", count=True, help="Print more; with -vv also tracebacks of kit itself."),
+    verbose: int = typer.Option(
+        0, "-v", "--verbose", count=True, help="Print more; with -vv also tracebacks of kit itself."
+    ),
 ) -> None:
     """Containerized, reproducible PyTorch runs: one script, from laptop to cluster."""
     from accelkit.host.cli import render

@@ -16,7 +16,9 @@ from accelkit.host.config import model
 if TYPE_CHECKING:
     from accelkit.host.config.loading import Resolved
 
-CONFIG_FILE: Final = typer.Option(None, "--config-file", metavar="FILE", help="Config file that overrules ./kit.yaml and yours.", show_default=False)
+CONFIG_FILE: Final = typer.Option(
+    None, "--config-file", metavar="FILE", help="Config file that overrules ./kit.yaml and yours.", show_default=False
+)
 """The option that every command with a config has."""
 
 SECTION_NAMES: Final[dict[type, str]] = {model.RunConfig: "run", model.BuildConfig: "build"}
@@ -34,7 +36,11 @@ def of(*sections: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         def wrapped(**arguments: Any) -> Any:
             typed = {by_parameter[p]: arguments.pop(p) for p in by_parameter}
-            given = {key: list(v) if isinstance(v, (list, tuple)) else v for key, v in typed.items() if v not in (None, [], ())}
+            given = {
+                key: list(v) if isinstance(v, (list, tuple)) else v
+                for key, v in typed.items()
+                if v not in (None, [], ())
+            }
             return command(**arguments, given=given)
 
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
@@ -61,7 +67,9 @@ def _parameter(parameter: str, section: type, name: str) -> inspect.Parameter:
     kind = typing.get_type_hints(section)[name]
     flags = list(_flags(name, kind, described))
     text = f"{described.help} [{model.variable_of(name)}]"
-    default = typer.Option(None, *flags, help=text, metavar=described.metavar or _metavar(kind, described), show_default=False)
+    default = typer.Option(
+        None, *flags, help=text, metavar=described.metavar or _metavar(kind, described), show_default=False
+    )
     return inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_annotation(kind))
 
 
@@ -82,5 +90,7 @@ def _annotation(kind: Any) -> Any:
 def _metavar(kind: Any, described: model.Option) -> str | None:
     if kind is bool or int in (kind, *typing.get_args(kind)):
         return None
-    choices = [a for k in (kind, *typing.get_args(kind)) if typing.get_origin(k) is typing.Literal for a in typing.get_args(k)]
+    choices = [
+        a for k in (kind, *typing.get_args(kind)) if typing.get_origin(k) is typing.Literal for a in typing.get_args(k)
+    ]
     return "|".join(choices) if choices else (described.syntax or "text").upper()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from accelkit.host.config.model import Backend
     from accelkit.host.runs.again import Again
     from accelkit.host.runs.record import Record
 
@@ -16,9 +17,14 @@ app = typer.Typer(rich_markup_mode=None)
 def reproduce(
     run_id: str = typer.Argument(..., metavar="ID", help="A run's ID, the beginning of one, or last."),
     on: str = typer.Option(None, "--on", metavar="docker|local", help="Another backend than the recorded one."),
-    verify: bool = typer.Option(False, "--verify", help="Compare metrics and outputs: exit 0 and the word bitwise, or 1."),
+    verify: bool = typer.Option(
+        False, "--verify", help="Compare metrics and outputs: exit 0 and the word bitwise, or 1."
+    ),
     allow: list[str] = typer.Option(
-        [], "--allow", metavar="KIND", help="Go on though this differs: image, inputs, packages, hardware, runtime, or all."
+        [],
+        "--allow",
+        metavar="KIND",
+        help="Go on though this differs: image, inputs, packages, hardware, runtime, or all.",
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="List the differences and print the plan; start nothing."),
 ) -> None:
@@ -30,12 +36,13 @@ def reproduce(
     from accelkit.host.runs import again
     from accelkit.host.runs.store import Store
 
-    if on not in (None, "docker", "local"):
+    backend: Backend | None = "docker" if on == "docker" else "local" if on == "local" else None
+    if on is not None and backend is None:
         raise UsageError(f"--on {on}: unknown; allowed are docker, local")
     store = Store(Path.cwd())
     record = store.load(run_id)
     try:
-        with Guard() as guard, again.prepare(record, store, ("kit", *sys.argv[1:]), on) as ready:
+        with Guard() as guard, again.prepare(record, store, ("kit", *sys.argv[1:]), backend) as ready:
             code = _go(record, ready, guard, verify=verify, allowed=_kinds(allow), dry_run=dry_run)
     except Interrupted as told:
         code = told.exit_code
@@ -50,7 +57,7 @@ def _kinds(allow: list[str]) -> set[str]:
     kinds = {part.strip() for text in allow for part in text.split(",")}
     unknown = kinds - {*REFUSED, "all"}
     if unknown:
-        raise UsageError(f"--allow {sorted(unknown)[0]}: unknown; allowed are {', '.join(REFUSED)}, all")
+        raise UsageError(f"--allow {min(unknown)}: unknown; allowed are {', '.join(REFUSED)}, all")
     return kinds
 
 

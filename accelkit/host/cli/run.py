@@ -60,7 +60,7 @@ def request_of(resolved: "Resolved", program: "Program", *, interactive: bool = 
         config=resolved.config.run,
         values=values,
         program=program,
-        command=tuple(["kit", *sys.argv[1:]]),
+        command=("kit", *sys.argv[1:]),
         workdir=Path.cwd(),
         interactive=interactive,
     )
@@ -72,7 +72,9 @@ def _start(request: "Request", guard: Any, *, detach: bool, dry_run: bool) -> in
     from accelkit.host.launch import request as requests
 
     if request.config.on == "local" and requests.torch_is_missing():
-        render.warn("torch is not installed for this interpreter; pip install 'accelkit[runtime]' adds it for --on local")
+        render.warn(
+            "torch is not installed for this interpreter; pip install 'accelkit[runtime]' adds it for --on local"
+        )
     if dry_run:
         prepared = requests.prepare(request)
         api.release(prepared)

@@ -79,7 +79,9 @@ def show(run_id: str = ID, json_: bool = JSON) -> None:
         "nodes x ranks": f"{row['nodes']} x {row['procs_per_node']}",
         "image": record.image.id if record.image else None,
         "runtime": record.runtime_digest,
-        "commit": f"{record.code.commit}{' + changes' if record.code.dirty else ''}" if record.code.commit else "not in git",
+        "commit": f"{record.code.commit}{' + changes' if record.code.dirty else ''}"
+        if record.code.commit
+        else "not in git",
         "metrics": ", ".join(f"{n}={m.value}" for n, m in record.metrics.items()),
         "outputs": ", ".join([*record.outputs, *record.workdir_outputs]),
         "reproduces": record.reproduces,
@@ -137,7 +139,9 @@ def stop(run_id: str = ID) -> None:
 
 
 @app.command()
-def clean(run_id: str = typer.Argument(None, metavar="[ID]", help="Only this run; all that do not run any more without it.")) -> None:
+def clean(
+    run_id: str = typer.Argument(None, metavar="[ID]", help="Only this run; all that do not run any more without it."),
+) -> None:
     """Remove what runs left behind: containers, networks, volumes, processes, secrets. Records stay."""
     from accelkit.host.cli import render
     from accelkit.host.runs import status, stopping

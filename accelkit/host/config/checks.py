@@ -1,12 +1,13 @@
 """Contradictions between settings: every one of them, each with its place."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from accelkit.host.config.model import Config
 from accelkit.host.config.problems import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from accelkit.host.config.loading import Origin
 
 CONTAINER_ONLY: Final = ("cpus", "memory", "shm_size", "ulimit", "user", "mount")
@@ -28,7 +29,11 @@ def contradictions(config: Config, origins: "Mapping[str, Origin]") -> list[Prob
         problems.append(_problem(origins, "strategy", f"is single, but there are {world} ranks", "auto or ddp"))
     if config.build.network not in (None, "default", "host", "none"):
         where = origins["build.network"].text
-        problems.append(Problem(where=where, key="build.network", what=f"is {config.build.network!r}", allowed="default, host or none"))
+        problems.append(
+            Problem(
+                where=where, key="build.network", what=f"is {config.build.network!r}", allowed="default, host or none"
+            )
+        )
     return problems
 
 

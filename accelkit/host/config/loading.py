@@ -56,9 +56,7 @@ class Resolved:
 _DEFAULT: Final = Origin(kind="default", text="default")
 
 
-def load(
-    *, given: Mapping[str, object], config_file: Path | None, cwd: Path, environ: Mapping[str, str]
-) -> Resolved:
+def load(*, given: Mapping[str, object], config_file: Path | None, cwd: Path, environ: Mapping[str, str]) -> Resolved:
     """Merge all sources. `given`: dotted key -> value of the flags that were typed. Raises ConfigError with all problems."""
     problems: list[Problem] = []
     values: dict[str, Located] = {}
@@ -114,7 +112,9 @@ def _from_file(kind: str, path: Path, problems: list[Problem]) -> dict[str, Loca
 
 def _check_version(located: Located, problems: list[Problem]) -> None:
     if located.value != model.CONFIG_VERSION:
-        problems.append(Problem(where=located.where, key="version", what=f"is {located.value!r}", allowed=str(model.CONFIG_VERSION)))
+        problems.append(
+            Problem(where=located.where, key="version", what=f"is {located.value!r}", allowed=str(model.CONFIG_VERSION))
+        )
 
 
 def _known(key: str, located: Located, problems: list[Problem]) -> bool:
@@ -142,7 +142,9 @@ def _from_environment(environ: Mapping[str, str], problems: list[Problem]) -> di
             key = by_variable[variable]
             value = _from_text(_type_of(key), environ[variable])
             found[key] = Located(value=value, kind="variable", where=variable)
-        elif variable not in _OF_THE_RUNTIME and (near := difflib.get_close_matches(variable, by_variable, n=1, cutoff=0.85)):
+        elif variable not in _OF_THE_RUNTIME and (
+            near := difflib.get_close_matches(variable, by_variable, n=1, cutoff=0.85)
+        ):
             problems.append(Problem(where=variable, key="", what="is unknown", allowed=f"did you mean {near[0]}?"))
     return found
 
@@ -157,9 +159,17 @@ def _from_text(kind: Any, text: str) -> object:
     if typing.get_origin(kind) is list:
         return [part.strip() for part in text.split(",") if part.strip()]
     if kind is bool:
-        return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False, "": False}.get(
-            text.strip().lower(), text
-        )
+        return {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+            "": False,
+        }.get(text.strip().lower(), text)
     if int in (kind, *typing.get_args(kind)) and text.strip().lstrip("-").isdigit():
         return int(text)
     return text
@@ -173,14 +183,19 @@ def _fits(key: str, located: Located, problems: list[Problem]) -> bool:
         problems.append(Problem(where=located.where, key=key, what=f"is {located.value!r}", allowed=allowed))
         return False
     value = located.value
-    if isinstance(value, int) and not isinstance(value, bool) and not _LEAST.get(name, value) <= value <= _MOST.get(name, value):
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and not _LEAST.get(name, value) <= value <= _MOST.get(name, value)
+    ):
         allowed = f"a whole number from {_LEAST.get(name, 0)}" + (f" to {_MOST[name]}" if name in _MOST else "")
         problems.append(Problem(where=located.where, key=key, what=f"is {value}", allowed=allowed))
         return False
     before = len(problems)
-    for text in (value if isinstance(value, list) else [value]) if described.syntax and value is not None else []:
+    parse = syntax.PARSERS[described.syntax] if described.syntax else str
+    for text in value if isinstance(value, list) else [value] if value is not None else []:
         try:
-            syntax.PARSERS[described.syntax](str(text))
+            parse(str(text))
         except ValueError as error:
             problems.append(Problem(where=located.where, key=key, what=str(error), allowed=""))
     return len(problems) == before
@@ -200,7 +215,13 @@ def _misfit(kind: Any, value: object) -> str | None:
     if kind is type(None):
         return None if value is None else "nothing"
     good = type(value) is kind
-    return None if good else {int: "a whole number", str: "a text (in quotes where it looks like a number)", bool: "true or false"}[kind]
+    return (
+        None
+        if good
+        else {int: "a whole number", str: "a text (in quotes where it looks like a number)", bool: "true or false"}[
+            kind
+        ]
+    )
 
 
 def _build(values: Mapping[str, Located]) -> Config:

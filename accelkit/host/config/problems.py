@@ -20,7 +20,11 @@ class Problem:
     def __str__(self) -> str:
         """One line."""
         head = f"{self.where}: {self.key} {self.what}" if self.key else f"{self.where}: {self.what}"
-        return f"{head}; {'' if self.allowed.startswith('did you') else 'allowed: '}{self.allowed}" if self.allowed else head
+        return (
+            f"{head}; {'' if self.allowed.startswith('did you') else 'allowed: '}{self.allowed}"
+            if self.allowed
+            else head
+        )
 
 
 class ConfigError(UsageError):

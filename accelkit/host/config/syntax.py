@@ -1,4 +1,7 @@
-"""The text forms of settings: sizes, durations, GPUs, limits, users, mounts, variables, secrets. Pure; each raises ValueError that says what is allowed."""
+"""The text forms of settings: sizes, durations, GPUs, limits, users, mounts, variables, secrets.
+
+Pure; each parser raises ValueError that says what is allowed.
+"""
 
 import re
 from typing import Final, Literal, NamedTuple
@@ -74,7 +77,9 @@ def parse_ulimit(text: str) -> UlimitSyntax:
     """NAME=SOFT[:HARD]; -1 or unlimited for no limit; HARD defaults to SOFT."""
     match = re.fullmatch(r"([a-z]+)=(-1|unlimited|\d+)(?::(-1|unlimited|\d+))?", text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a limit; allowed is NAME=SOFT[:HARD], for example nofile=65536 or memlock=-1")
+        raise ValueError(
+            f"{text!r} is not a limit; allowed is NAME=SOFT[:HARD], for example nofile=65536 or memlock=-1"
+        )
     soft, hard = (-1 if v == "unlimited" else int(v) for v in (match[2], match[3] or match[2]))
     if hard != -1 and (soft == -1 or soft > hard):
         raise ValueError(f"{text!r}: the soft limit is above the hard one")

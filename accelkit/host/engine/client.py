@@ -101,7 +101,9 @@ def find_image(client: docker.DockerClient, reference: str) -> ImagePlan:
                 digests=tuple(image.attrs.get("RepoDigests") or ()),
                 hardware=image.labels.get(names.LABEL_IMAGE, "cpu"),
             )
-    raise ImageNotFound(f"image {reference!r}: the engine has no such image{_similar(client, reference)}", hint=_build_hint(reference))
+    raise ImageNotFound(
+        f"image {reference!r}: the engine has no such image{_similar(client, reference)}", hint=_build_hint(reference)
+    )
 
 
 def _is_bare(reference: str) -> bool:
@@ -109,7 +111,11 @@ def _is_bare(reference: str) -> bool:
 
 
 def _build_hint(reference: str) -> str:
-    return f"build it: kit build {reference}" if _is_bare(reference) else "build one (kit build cpu), or pull it with docker pull"
+    return (
+        f"build it: kit build {reference}"
+        if _is_bare(reference)
+        else "build one (kit build cpu), or pull it with docker pull"
+    )
 
 
 def _similar(client: docker.DockerClient, reference: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from accelkit.contract import names
 from accelkit.host import paths, process
@@ -21,6 +21,9 @@ from accelkit.host.engine import client as engine
 from accelkit.host.errors import BuildError, ImageNotFound, UsageError
 from accelkit.host.image import catalogue
 from accelkit.host.image.catalogue import ImageSpec
+
+if TYPE_CHECKING:
+    from docker import DockerClient
 
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 _TAIL: Final = 15
@@ -66,7 +69,15 @@ def plan(name: str, config: BuildConfig, *, tag: str | None = None, no_cache: bo
     base = config.base or image.base
     digest = _digest(image, context, base, requirements)
     wanted = tag or engine.image_tag(name)
-    argv = ["docker", "buildx", "build", "--progress=plain", "--load", f"--tag={wanted}", f"--file={context / 'Dockerfile'}"]
+    argv = [
+        "docker",
+        "buildx",
+        "build",
+        "--progress=plain",
+        "--load",
+        f"--tag={wanted}",
+        f"--file={context / 'Dockerfile'}",
+    ]
     argv += [f"--build-arg={k}={v}" for k, v in {
         "BASE": base, "TORCH": image.torch, "TORCH_INDEX": image.torch_index, "PACKAGES": " ".join(image.packages)}.items()]  # fmt: skip
     argv += [f"--build-arg={p}" for p in _PROXIES if p in os.environ]
@@ -90,19 +101,20 @@ def build(decided: BuildPlan, show: Callable[[str], None], *, force: bool = Fals
     found = before or _find(decided, client)
     if found is None:
         raise BuildError(f"{decided.tag}: built, but the engine has no such image", hint="docker images")
-    return Built(
-        tag=decided.tag, id=found[0], size=found[1], seconds=time.monotonic() - started, fresh=before is None
-    )
+    return Built(tag=decided.tag, id=found[0], size=found[1], seconds=time.monotonic() - started, fresh=before is None)
 
 
 def command(decided: BuildPlan) -> str:
     """The command for `--print`; the contexts that kit makes are shown by what is in them."""
-    more = [f"--build-context=wheels={decided.wheels or 'EMPTY_FOLDER'}", "--build-context=extra=FOLDER_OF_REQUIREMENTS"]
+    more = [
+        f"--build-context=wheels={decided.wheels or 'EMPTY_FOLDER'}",
+        "--build-context=extra=FOLDER_OF_REQUIREMENTS",
+    ]
     index = ["--secret=id=index,src=FILE_WITH_INDEX_URL"] if decided.index_url else []
     return " \\\n  ".join([" ".join(decided.argv[:3]), *decided.argv[3:], *more, *index, str(decided.context)])
 
 
-def _find(decided: BuildPlan, client: "engine.docker.DockerClient") -> tuple[str, int] | None:
+def _find(decided: BuildPlan, client: "DockerClient") -> tuple[str, int] | None:
     """ID and size of the tag when it is this build and its base is the one here today."""
     with engine.engine_errors("looking for the image"):
         try:
@@ -136,11 +148,15 @@ def _run(decided: BuildPlan, show: Callable[[str], None]) -> None:
 def failure(lines: list[str]) -> str:
     """The step that failed and its last lines, out of BuildKit's plain progress."""
     said = [line for line in lines if line.strip()]
-    failed = next((line for line in reversed(said) if line.startswith("ERROR: ") or " ERROR: " in line), "the build failed")
+    failed = next(
+        (line for line in reversed(said) if line.startswith("ERROR: ") or " ERROR: " in line), "the build failed"
+    )
     marks = [i for i, line in enumerate(said) if line.startswith(" > ")]
     words = [line for line in said if line.startswith("#") and " ERROR" not in line][-_TAIL:]
     step = said[marks[-1]].strip(" >:") if marks else ""
-    return "\n".join(["the build failed", *([f"  step: {step}"] if step else []), *(f"  {w}" for w in words), f"  {failed}"])
+    return "\n".join(
+        ["the build failed", *([f"  step: {step}"] if step else []), *(f"  {w}" for w in words), f"  {failed}"]
+    )
 
 
 @contextmanager

@@ -164,7 +164,9 @@ def finish(record: Record, supervisor: Supervisor, started_at: float) -> Record:
     elif supervisor.signal is not None:
         root = None
     elif supervisor.state == "timeout":
-        root = RootCause(rank=None, node=None, cause="timeout", message=f"stopped after --timeout, {record.plan.timeout:g} s")
+        root = RootCause(
+            rank=None, node=None, cause="timeout", message=f"stopped after --timeout, {record.plan.timeout:g} s"
+        )
     code = _exit_code(supervisor, ended.outcome.exit_code)
     return dataclasses.replace(ended, outcome=dataclasses.replace(ended.outcome, exit_code=code, root_cause=root))
 
@@ -209,5 +211,7 @@ def detach(prepared: Prepared) -> Record:
     reservation = prepared.reservation
     keep = (reservation.fileno(),) if reservation else ()
     with (run_dir / DETACHED_LOG).open("ab") as log:
-        process.Child([sys.executable, "-m", "accelkit.host.launch.detached", str(run_dir)], stdout=log, stderr=log, keep=keep)
+        process.Child(
+            [sys.executable, "-m", "accelkit.host.launch.detached", str(run_dir)], stdout=log, stderr=log, keep=keep
+        )
     return record

@@ -77,6 +77,6 @@ def current() -> dict[str, str]:
 def _refuse(name: str, entry: str) -> None:
     if refused(name):
         raise UsageError(
-            f"--env {entry.split('=')[0]}: never passed on; kit and the image set it",
+            f"--env {entry.split('=', maxsplit=1)[0]}: never passed on; kit and the image set it",
             hint=f"refused are {', '.join(names.REFUSED_ENV)}",
         )

@@ -1,8 +1,10 @@
 """What happens while a run lives, as values in one queue: the supervisor's only input."""
 
-import queue
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import queue
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,9 @@ def free_subnet(run_id: str, nodes: int, taken: Iterable[str]) -> str:
         subnet = ipaddress.ip_network((start, prefix))
         if not any(subnet.overlaps(other) for other in used if other.version == subnet.version):
             return str(subnet)
-    raise KitError(f"no free subnet of {_POOL} is left for the run's network", hint="kit runs clean --all removes old ones")
+    raise KitError(
+        f"no free subnet of {_POOL} is left for the run's network", hint="kit runs clean --all removes old ones"
+    )
 
 
 def node_address(subnet: str, node: int) -> str:
@@ -50,7 +52,7 @@ def host_routes(table: Path = Path("/proc/net/route")) -> list[str]:
         columns = line.split()
         target, mask = (int.from_bytes(bytes.fromhex(columns[i]), "little") for i in (1, 7))
         if target:
-            found.append(f"{ipaddress.ip_address(target)}/{bin(mask).count('1')}")
+            found.append(f"{ipaddress.ip_address(target)}/{mask.bit_count()}")
     return found
 
 
@@ -70,7 +72,9 @@ class PortReservation:
                 _refuse_listener(port)
         except OSError as error:
             self._socket.close()
-            raise UsageError(f"--port {port}: in use on this machine", hint="leave --port out: kit picks a free one") from error
+            raise UsageError(
+                f"--port {port}: in use on this machine", hint="leave --port out: kit picks a free one"
+            ) from error
         self.port: int = self._socket.getsockname()[1]
 
     def fileno(self) -> int:

@@ -104,7 +104,9 @@ def _node_cause(ended: NodeExited) -> RootCause:
     if ended.code == KILLED:
         words = f"{name} was killed (SIGKILL) from outside {code}"
         return RootCause(node=ended.node, rank=None, cause="signal", message=words)
-    why = "could not start: its image has no python3 that runs" if ended.code in NOT_RUNNABLE else "ended without results"
+    why = (
+        "could not start: its image has no python3 that runs" if ended.code in NOT_RUNNABLE else "ended without results"
+    )
     return RootCause(node=ended.node, rank=None, cause="node-lost", message=f"{name} {why} {code}")
 
 

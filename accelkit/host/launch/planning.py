@@ -30,7 +30,7 @@ NOFILE: Final = 1 << 20
 STACK: Final = 64 << 20
 DETERMINISTIC_THREADS: Final = 1
 DETERMINISTIC_SEED: Final = 0
-PASSWD: Final = "passwd"
+PASSWD: Final = "passwd"  # noqa: S105  (a file's name)
 """File of the run's folder that containers see as /etc/passwd."""
 
 
@@ -124,7 +124,9 @@ def check_program(program: Program, workdir: Path, mounts: tuple[Mount, ...]) ->
         return
     path = Path(os.path.normpath(workdir / program.target))
     if not path.exists():
-        raise UsageError(f"{program.target}: no such script in {workdir}", hint="the script comes after kit's own options")
+        raise UsageError(
+            f"{program.target}: no such script in {workdir}", hint="the script comes after kit's own options"
+        )
     if path.is_dir():
         raise UsageError(f"{program.target}: a folder, not a script", hint="for a package use: kit run -m PACKAGE")
     if mounts and not any(path.is_relative_to(m.source) for m in mounts):
@@ -216,8 +218,12 @@ def _user_mount(text: str, workdir: Path) -> Mount:
     source, target, read_only = syntax.parse_mount(text)
     path = Path(os.path.normpath(workdir / Path(source).expanduser()))
     if not path.exists():
-        raise UsageError(f"--mount {text}: {path} does not exist", hint="make it first; kit makes no folders as root for you")
-    return Mount(source=str(path), target=target if target and os.path.isabs(target) else str(path), read_only=read_only)
+        raise UsageError(
+            f"--mount {text}: {path} does not exist", hint="make it first; kit makes no folders as root for you"
+        )
+    return Mount(
+        source=str(path), target=target if target and os.path.isabs(target) else str(path), read_only=read_only
+    )
 
 
 def _user(config: RunConfig, *, root_inside: bool) -> tuple[int, int]:

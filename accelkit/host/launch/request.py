@@ -48,6 +48,8 @@ class Request:
     extra_env: Mapping[str, str] = field(default_factory=dict)
     staged_extra: tuple[str, ...] = ()
     """More files of the package to stage."""
+    staged: Staged | None = None
+    """An earlier copy of the runtime instead of this installation's."""
     interactive: bool = False
 
 
@@ -63,7 +65,7 @@ class Prepared:
     """Holds the port of local ranks until the run has ended."""
 
 
-def prepare(request: Request, *, staged: Staged | None = None) -> Prepared:
+def prepare(request: Request) -> Prepared:
     """Find the hardware and, for containers, the image; stage the runtime; plan. Raises KitError for what cannot be run."""
     store = Store(request.workdir)
     run_id = store.new_id()
@@ -73,7 +75,7 @@ def prepare(request: Request, *, staged: Staged | None = None) -> Prepared:
         run_dir=store.run_dir(run_id),
         workdir=request.code_dir or request.workdir,
         shown_workdir=request.shown_workdir,
-        staged=staged or stage_runtime(request.staged_extra),
+        staged=request.staged or stage_runtime(request.staged_extra),
         environ=environment.current(),
         python=sys.executable,
         extra_mounts=request.extra_mounts,

@@ -4,7 +4,10 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,7 +33,7 @@ class Guard(AbstractContextManager["Guard"]):
         self._previous: dict[int, Any] = {}
         self._deliver: Callable[[int], None] | None = None
 
-    def __enter__(self) -> "Guard":
+    def __enter__(self) -> "Self":
         """Set the handlers."""
         for number in HANDLED:
             self._previous[number] = signal.signal(number, self._handle)

@@ -48,6 +48,14 @@ def stage_runtime(extra: tuple[str, ...] = ()) -> Staged:
     return Staged(folder=folder, digest=digest)
 
 
+def staged_before(folder: Path, digest: str) -> Staged | None:
+    """An earlier copy with this digest, checked file by file; None when it is gone or changed."""
+    if not folder.is_dir():
+        return None
+    files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.py")}
+    return Staged(folder=folder, digest=digest) if tree_digest(files) == digest else None
+
+
 def tree_digest(files: dict[str, bytes]) -> str:
     """`sha256:...` over the sorted paths and contents of `files`."""
     total = hashlib.sha256()
@@ -73,7 +81,8 @@ def _write_tree(folder: Path, files: dict[str, bytes]) -> None:
         temporary = Path(tempfile.mkdtemp(prefix=".stage-", dir=folder.parent))
     except OSError as error:
         raise KitError(
-            f"cannot stage the runtime in {folder.parent}: {error.strerror}", hint="set XDG_CACHE_HOME to a folder of yours"
+            f"cannot stage the runtime in {folder.parent}: {error.strerror}",
+            hint="set XDG_CACHE_HOME to a folder of yours",
         ) from error
     try:
         for name, content in files.items():

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from accelkit.contract import codec
 from accelkit.host import hardware
-from accelkit.host.config.model import RunConfig, options
+from accelkit.host.config.model import Backend, RunConfig, options
 from accelkit.host.errors import ImageNotFound
 from accelkit.host.launch import request as requests
 from accelkit.host.launch.request import Request
-from accelkit.host.launch.stage import stage_runtime
+from accelkit.host.launch.stage import Staged, stage_runtime, staged_before
 from accelkit.host.runs import replay
 from accelkit.host.runs.record import ConfigValue, Record
 from accelkit.host.runs.replay import Difference
@@ -31,7 +31,7 @@ class Again:
 
 
 @contextmanager
-def prepare(record: Record, store: Store, command: tuple[str, ...], on: str | None) -> Iterator[Again]:
+def prepare(record: Record, store: Store, command: tuple[str, ...], on: Backend | None) -> Iterator[Again]:
     """Lay the recorded code out for the time of the block, and list what differs. `on`: another backend than the recorded one."""
     config = recorded_config(record, on)
     target = store.state_dir / "code" / store.new_id()
@@ -46,12 +46,12 @@ def prepare(record: Record, store: Store, command: tuple[str, ...], on: str | No
         shutil.rmtree(target, ignore_errors=True)
 
 
-def recorded_config(record: Record, on: str | None) -> RunConfig:
+def recorded_config(record: Record, on: Backend | None) -> RunConfig:
     """The run's settings as recorded, the image by its ID."""
     values = {name: record.config[f"run.{name}"].value for name in options(RunConfig) if f"run.{name}" in record.config}
     config = RunConfig(**values)
     if on is not None:
-        config = dataclasses.replace(config, on=on)  # type: ignore[arg-type]  (checked by the command)
+        config = dataclasses.replace(config, on=on)
     if record.image is not None and config.on == "docker" and _is_here(record.image.id):
         config = dataclasses.replace(config, image=record.image.id)
     return config
@@ -79,7 +79,13 @@ def _request(record: Record, store: Store, config: RunConfig, workdir: Path, com
         code=record.code,
         reproduces=record.run_id,
         extra_env=record.environment,
+        staged=_runtime(record),
     )
+
+
+def _runtime(record: Record) -> Staged:
+    """The recorded runtime where its copy is still in the cache, else this installation's, which may be another."""
+    return staged_before(Path(record.plan.runtime_dir), record.runtime_digest) or stage_runtime()
 
 
 def _differences(record: Record, store: Store, config: RunConfig) -> list[Difference]:
@@ -89,7 +95,7 @@ def _differences(record: Record, store: Store, config: RunConfig) -> list[Differ
         scratch.mkdir(parents=True)
         found += replay.tree_differences(record, store.workdir, scratch)
     image = _image_today(record) if config.on == "docker" and record.image else None
-    found += replay.plan_differences(record, stage_runtime().digest, image)
+    found += replay.plan_differences(record, _runtime(record).digest, image)
     found += replay.hardware_differences(record, codec.to_dict(hardware.probe()))
     if config.on == "local" and record.plan.backend == "local":
         found += replay.package_differences(record, {str(d.metadata["Name"]): d.version for d in distributions()})

@@ -22,7 +22,17 @@ MANIFEST_FILE: Final = "code.json"
 MAX_FILE: Final = 50 << 20
 """Bytes; a larger file outside git is known by its digest only."""
 MAX_TREE: Final = 500 << 20
-_CACHES: Final = {"__pycache__", ".git", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", STATE}
+_CACHES: Final = {
+    "__pycache__",
+    ".git",
+    ".venv",
+    "venv",
+    "node_modules",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+    STATE,
+}
 _BLOCK: Final = 1 << 20
 
 

@@ -19,7 +19,10 @@ def print_logs(store: Store, record: Record, rank: int | None, *, until_end: boo
     ranks = range(spec.world_size) if rank is None else [rank]
     folder = Path(record.plan.run_dir) / EXCHANGE_FOLDER
     tails = [
-        _Tail(folder / names.rank_log_file(r), "" if rank is not None else f"[{names.node_name(r // spec.procs_per_node)} rank{r}] ")
+        _Tail(
+            folder / names.rank_log_file(r),
+            "" if rank is not None else f"[{names.node_name(r // spec.procs_per_node)} rank{r}] ",
+        )
         for r in ranks
     ]
     while True:

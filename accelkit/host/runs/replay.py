@@ -58,9 +58,13 @@ def remove(record: Record, target: Path) -> None:
 
 def _worktree(code: CodeState, run_dir: Path, target: Path) -> None:
     diff = _stored(run_dir, code) if code.diff else None
-    done = process.run(["git", "-C", code.root, "worktree", "add", "--detach", "--force", str(target), str(code.commit)])
+    done = process.run(
+        ["git", "-C", code.root, "worktree", "add", "--detach", "--force", str(target), str(code.commit)]
+    )
     if done.code:
-        raise RecordError(f"commit {code.commit} cannot be checked out from {code.root}: {done.stderr.strip().splitlines()[-1]}")
+        raise RecordError(
+            f"commit {code.commit} cannot be checked out from {code.root}: {done.stderr.strip().splitlines()[-1]}"
+        )
     if diff is not None:
         applied = process.run(["git", "-C", str(target), "apply", "--binary", "--whitespace=nowarn", str(diff)])
         if applied.code:
@@ -125,11 +129,15 @@ def _sections(folder: str, code: CodeState) -> dict[str, str]:
     return {change.path: next((p for p in parts if p.startswith(f"a/{change.path} ")), "") for change in code.changed}
 
 
-def _manifest_differences(then: CodeState, now: CodeState, workdir: Path, record: Record, scratch: Path) -> list[Difference]:
+def _manifest_differences(
+    then: CodeState, now: CodeState, workdir: Path, record: Record, scratch: Path
+) -> list[Difference]:
     if then.kind != now.kind:
         return [Difference(kind="tree", what=str(workdir), recorded=then.kind, now=now.kind)]
     run_dir = Path(record.plan.run_dir)
-    old, new = (codec.loads(dict[str, FileDigest], _stored(d, c).read_text()) for d, c in ((run_dir, then), (scratch, now)))
+    old, new = (
+        codec.loads(dict[str, FileDigest], _stored(d, c).read_text()) for d, c in ((run_dir, then), (scratch, now))
+    )
     return [
         Difference(kind="tree", what=name, recorded=_short(old.get(name)), now=_short(new.get(name)))
         for name in sorted({*old, *new})
@@ -156,9 +164,15 @@ def plan_differences(record: Record, runtime_digest: str, image_id: str | None) 
     """Runtime and image."""
     found = []
     if record.runtime_digest != runtime_digest:
-        found.append(Difference(kind="runtime", what="accelkit's runtime", recorded=record.runtime_digest[:19], now=runtime_digest[:19]))
+        found.append(
+            Difference(
+                kind="runtime", what="accelkit's runtime", recorded=record.runtime_digest[:19], now=runtime_digest[:19]
+            )
+        )
     if record.image is not None and image_id is not None and record.image.id != image_id:
-        found.append(Difference(kind="image", what=record.image.reference, recorded=record.image.id[:19], now=image_id[:19]))
+        found.append(
+            Difference(kind="image", what=record.image.reference, recorded=record.image.id[:19], now=image_id[:19])
+        )
     return found
 
 

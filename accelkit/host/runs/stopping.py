@@ -66,7 +66,12 @@ def _finalise(store: Store, record: Record) -> Record:
         return record
     ranks, nodes, _ = outcome.collect(record.plan)
     ended = Outcome(
-        exit_code=names.EXIT_TERMINATED, state="stopped", started_at=None, ended_at=time.time(), ranks=ranks, nodes=nodes
+        exit_code=names.EXIT_TERMINATED,
+        state="stopped",
+        started_at=None,
+        ended_at=time.time(),
+        ranks=ranks,
+        nodes=nodes,
     )
     record = dataclasses.replace(record, state="ended", outcome=ended)
     store.update(record)

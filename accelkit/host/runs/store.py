@@ -1,14 +1,14 @@
 """Where records lie: `.accelkit/runs/ID/record.json` under the folder where `kit run` was typed.
 
-    .accelkit/
-        .gitignore          ignores the whole folder, itself included
-        objects/SHA256      files of code that is not in git, by content
-        runs/ID/
-            record.json     rewritten atomically: the old state or the new one, never a part
-            starting.json   who makes the run; only until there is a record
-            code.diff, code.json
-            exchange/       spec in; results, logs and metrics out
-            outputs/        the run's own output folder
+.accelkit/
+.gitignore          ignores the whole folder, itself included
+objects/SHA256      files of code that is not in git, by content
+runs/ID/
+record.json     rewritten atomically: the old state or the new one, never a part
+starting.json   who makes the run; only until there is a record
+code.diff, code.json
+exchange/       spec in; results, logs and metrics out
+outputs/        the run's own output folder
 """
 
 import contextlib
@@ -121,7 +121,9 @@ class Store:
             if not recorded:
                 raise RecordError(f"no run is recorded in {self.state_dir}", hint="kit run SCRIPT makes the first one")
             return recorded[0].run_dir
-        matches = [i for i in ids if i == name] or [i for i in ids if name and (i.startswith(name) or i.rpartition("-")[2].startswith(name))]
+        matches = [i for i in ids if i == name] or [
+            i for i in ids if name and (i.startswith(name) or i.rpartition("-")[2].startswith(name))
+        ]
         if len(matches) == 1:
             return self.run_dir(matches[0])
         if matches:
@@ -191,7 +193,7 @@ def _parse(path: Path, data: Any) -> Record:
 def _time_of(run_id: str, run_dir: Path) -> float:
     with contextlib.suppress(ValueError):
         parsed = time.strptime(run_id[:15] + " UTC", "%Y%m%d-%H%M%S %Z")
-        import calendar  # noqa: PLC0415  (only for a damaged record)
+        import calendar
 
         return float(calendar.timegm(parsed))
     with contextlib.suppress(OSError):
@@ -200,7 +202,7 @@ def _time_of(run_id: str, run_dir: Path) -> float:
 
 
 def _nearest(name: str, ids: list[str]) -> str:
-    import difflib  # noqa: PLC0415  (only for a message)
+    import difflib
 
     near = difflib.get_close_matches(name, ids, n=3, cutoff=0.5)
     return f"nearest: {', '.join(near)}" if near else "kit runs list shows what is there"

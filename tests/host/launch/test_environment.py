@@ -6,7 +6,15 @@ from accelkit.contract import names
 from accelkit.host.errors import UsageError
 from accelkit.host.launch import environment
 
-HERE = {"AWS_KEY": "k", "AWS_REGION": "r", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "HOME": "/h", "RANK": "3", "PET_NNODES": "2"}
+HERE = {
+    "AWS_KEY": "k",
+    "AWS_REGION": "r",
+    "PATH": "/bin",
+    "CUDA_VISIBLE_DEVICES": "1",
+    "HOME": "/h",
+    "RANK": "3",
+    "PET_NNODES": "2",
+}
 
 
 def test_values_names_and_patterns() -> None:

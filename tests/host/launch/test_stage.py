@@ -44,7 +44,7 @@ def test_a_staged_tree_holds_no_host_code_and_is_read_only(cache: Path) -> None:
 
 
 def test_a_folder_named_accelkit_in_the_working_folder_does_not_shadow_the_runtime(cache: Path, tmp_path: Path) -> None:
-    """boot is started as a file of the staged tree."""
+    """Boot is started as a file of the staged tree."""
     work = tmp_path / "work"
     (work / "accelkit").mkdir(parents=True)
     (work / "accelkit" / "__init__.py").write_text("raise SystemExit('shadowed')")

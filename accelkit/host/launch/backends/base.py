@@ -1,5 +1,7 @@
 """What a backend is: it starts the nodes of a plan, reports what happens as events, stops and cleans up."""
 
+import threading
+from collections.abc import Callable
 from importlib import import_module
 from typing import Final, Protocol
 
@@ -57,3 +59,10 @@ def make(plan: LaunchPlan) -> Backend:
     module, name = REGISTRY[plan.backend].split(":")
     backend: Backend = getattr(import_module(module), name)(plan)
     return backend
+
+
+def thread(work: Callable[..., None], *arguments: object) -> threading.Thread:
+    """A daemon thread that does `work(*arguments)`, started."""
+    started = threading.Thread(target=work, args=arguments, daemon=True)
+    started.start()
+    return started

@@ -1,7 +1,6 @@
 """Ranks in containers of one engine: Compose places the nodes, the SDK follows and watches them."""
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,10 +10,13 @@ from accelkit.host import process
 from accelkit.host.engine import client as engine
 from accelkit.host.errors import EngineError
 from accelkit.host.launch import compose, planning
+from accelkit.host.launch.backends import base
 from accelkit.host.launch.events import EngineLost, EventQueue, Line, NodeExited
 from accelkit.host.launch.plan import LaunchPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from docker.models.containers import Container
 
 KILL_AFTER: Final = 137
@@ -50,8 +52,8 @@ class DockerBackend:
         for node in self._plan.nodes:
             container = found[node.name]
             self._containers.append(container)
-            follower = _thread(lambda c=container: _follow(c, events))
-            _thread(lambda n=node.index, c=container, f=follower: _await(n, c, f, events))
+            follower = base.thread(_follow, container, events)
+            base.thread(_await, node.index, container, follower, events)
 
     def stop(self) -> None:
         """SIGTERM to boot in every container; Compose that is still starting them is stopped too."""
@@ -111,19 +113,13 @@ class DockerBackend:
                 act(container)
 
         for container in self._containers:
-            _thread(lambda c=container: quietly(c))
+            base.thread(quietly, container)
 
 
 def last_words(text: str) -> str:
     """The line of an engine's output that tells what went wrong: its last one that is not blank."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
-
-
-def _thread(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def _follow(container: "Container", events: EventQueue) -> None:

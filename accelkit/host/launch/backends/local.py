@@ -3,13 +3,13 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Literal
 
 from accelkit.contract import names
 from accelkit.host import process
 from accelkit.host.launch import environment
+from accelkit.host.launch.backends import base
 from accelkit.host.launch.events import EventQueue, Line, NodeExited
 from accelkit.host.launch.plan import LaunchPlan, NodePlan
 from accelkit.host.launch.stage import BOOT
@@ -33,10 +33,10 @@ class LocalBackend:
             child = process.Child(self._argv(node), cwd=Path(self._plan.workdir), env=self._env(node))
             self._nodes[node.index] = child
             readers = [
-                _thread(lambda c=child: _follow(c.stdout, "stdout", events)),
-                _thread(lambda c=child: _follow(c.stderr, "stderr", events)),
+                base.thread(_follow, child.stdout, "stdout", events),
+                base.thread(_follow, child.stderr, "stderr", events),
             ]
-            _thread(lambda n=node.index, c=child, r=readers: _await(n, c, r, events))
+            base.thread(_await, node.index, child, readers, events)
 
     def stop(self) -> None:
         """SIGTERM to every boot."""
@@ -74,12 +74,6 @@ class LocalBackend:
         path = [self._plan.runtime_dir, *filter(None, [env.get("PYTHONPATH")])]
         return {**env, "PYTHONPATH": os.pathsep.join(path), names.ENV_NODE_NAME: node.name,
                 names.ENV_RUN_ID: self._plan.run_id}  # fmt: skip
-
-
-def _thread(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def _follow(stream: IO[bytes], name: Literal["stdout", "stderr"], events: EventQueue) -> None:
