@@ -2,8 +2,9 @@
 
 import sys
 
-sys.path.pop(0)  # this file's folder: its modules must not shadow anybody's
+if __name__ == "__main__":
+    sys.path.pop(0)  # this file's folder: its modules must not shadow anybody's
 
-from accelkit.runtime.rank_main import main
+    from accelkit.runtime.rank_main import main
 
-main()
+    main()

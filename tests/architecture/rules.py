@@ -66,21 +66,21 @@ HEAVY_FOR_HELP = {"torch", "numpy", "docker", "pydantic", "rich"}
 # --- effects: who may touch the world -----------------------------------------------------------------------
 
 READS_ENVIRONMENT: dict[str, str] = {
-    "accelkit/host/cli/render.py": "NO_COLOR and the terminal",
-    "accelkit/host/config/": "KIT_* variables are one of the layers of the configuration",
+    "accelkit/host/render.py": "NO_COLOR and the terminal",
+    "accelkit/host/engine/client.py": "DOCKER_HOST and the docker command's own settings",
+    "accelkit/host/image/build.py": "whether proxies are set, to hand them to the build",
     "accelkit/host/launch/environment.py": "decides what of the caller's environment a rank inherits",
     "accelkit/host/launch/secrets.py": "XDG_RUNTIME_DIR, where secrets may lie",
     "accelkit/host/paths.py": "XDG folders",
     "accelkit/host/process.py": "a child's environment is the caller's and what is added",
-    "accelkit/runtime/boot.py": "hands each rank its environment",
-    "accelkit/runtime/boot/": "hands each rank its environment",
+    "accelkit/runtime/boot_env.py": "hands each rank its environment",
+    "accelkit/runtime/rank_main.py": "finds the launch spec and its own rank",
     "accelkit/runtime/env.py": "the one place where a rank reads its own",
 }
 
 STARTS_PROCESSES: dict[str, str] = {
     "accelkit/host/process.py": "every child of `kit` is started, signalled and reaped here",
-    "accelkit/runtime/boot.py": "starts the ranks of a node",
-    "accelkit/runtime/boot/": "starts the ranks of a node",
+    "accelkit/runtime/boot_ranks.py": "starts the ranks of a node",
 }
 
 CATCHES_EVERYTHING: dict[str, str] = {
@@ -120,9 +120,7 @@ class Source:
 
     def is_listed(self, paths: dict[str, str]) -> bool:
         """Whether the file, or a folder above it, stands in a list of this page."""
-        return any(
-            self.path == entry or (entry.endswith("/") and self.path.startswith(entry)) for entry in paths
-        )
+        return any(self.path == entry or (entry.endswith("/") and self.path.startswith(entry)) for entry in paths)
 
 
 @cache

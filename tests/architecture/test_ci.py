@@ -25,9 +25,7 @@ def test_a_script_is_executable_and_strict(script: str) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_explains_itself(script: str) -> None:
     """`ci/NAME --help` says how it is used, and does nothing else."""
-    done = subprocess.run(
-        [rules.ROOT / script, "--help"], capture_output=True, check=False, text=True, timeout=20
-    )
+    done = subprocess.run([rules.ROOT / script, "--help"], capture_output=True, check=False, text=True, timeout=20)
 
     assert done.returncode == 0, done.stderr
     assert f"\n  {script}" in done.stdout

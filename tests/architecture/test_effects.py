@@ -86,8 +86,7 @@ def test_a_list_names_no_file_that_does_not_need_it(rule: str) -> None:
     idle = [
         entry
         for entry in listed
-        if (sources := rules.python_sources(entry))
-        and not any(node for source in sources for node in find(source))
+        if (sources := rules.python_sources(entry)) and not any(node for source in sources for node in find(source))
     ]
 
     assert not idle, rules.complain(idle, f"entries of rules.{rule} that are not needed")

@@ -50,8 +50,6 @@ def test_no_path_of_this_machine_is_named() -> None:
 
 def test_no_tracker_number_is_named() -> None:
     """Reasons are written out where they are needed, not left in a tracker."""
-    problems = [
-        f"{path}: {found.group()}" for path, text in texts() for found in TRACKER_NUMBER.finditer(text)
-    ]
+    problems = [f"{path}: {found.group()}" for path, text in texts() for found in TRACKER_NUMBER.finditer(text)]
 
     assert not problems, rules.complain(problems, "no file refers to a number in a tracker")

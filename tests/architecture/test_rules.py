@@ -54,9 +54,7 @@ def write(root: Path, path: str, text: str) -> rules.Source:
     return rules.Source(path)
 
 
-@pytest.mark.parametrize(
-    ("rule", "text"), [(rule, text) for rule, texts in BREAKS_EFFECTS.items() for text in texts]
-)
+@pytest.mark.parametrize(("rule", "text"), [(rule, text) for rule, texts in BREAKS_EFFECTS.items() for text in texts])
 def test_an_effect_is_found(written: Path, rule: str, text: str) -> None:
     """Each way to read the environment, start a process or swallow every error is seen."""
     find, _ = test_effects.RULES[rule]

@@ -111,22 +111,16 @@ def test_the_host_side_imports_without_torch() -> None:
     modules = modules_in("accelkit.host") + modules_in("accelkit.contract")
     failed = failures_without({"torch", "numpy", "safetensors"}, modules)
 
-    assert not failed, rules.complain(
-        [f"{name}\n{text}" for name, text in failed.items()], "host needs no torch"
-    )
+    assert not failed, rules.complain([f"{name}\n{text}" for name, text in failed.items()], "host needs no torch")
 
 
 def test_the_runtime_imports_without_the_host_side() -> None:
     """Every runtime and contract module imports in an image without the libraries of the host side."""
     absent = {"typer", "click", "rich", "docker", "yaml", "pydantic", "pytest", "testcontainers"}
     optional = set(rules.OPTIONAL_LIBRARIES) - {"numpy"}
-    failed = failures_without(
-        absent | optional, modules_in("accelkit.runtime") + modules_in("accelkit.contract")
-    )
+    failed = failures_without(absent | optional, modules_in("accelkit.runtime") + modules_in("accelkit.contract"))
 
-    assert not failed, rules.complain(
-        [f"{name}\n{text}" for name, text in failed.items()], "the image has no host"
-    )
+    assert not failed, rules.complain([f"{name}\n{text}" for name, text in failed.items()], "the image has no host")
 
 
 def test_the_launcher_in_the_container_imports_without_torch() -> None:
@@ -134,9 +128,7 @@ def test_the_launcher_in_the_container_imports_without_torch() -> None:
     modules = [name for package in rules.NEEDS_NO_TORCH for name in modules_in(package)]
     failed = failures_without({"torch", "numpy", "safetensors"}, modules)
 
-    assert not failed, rules.complain(
-        [f"{name}\n{text}" for name, text in failed.items()], "boot needs no torch"
-    )
+    assert not failed, rules.complain([f"{name}\n{text}" for name, text in failed.items()], "boot needs no torch")
 
 
 def test_optional_libraries_are_imported_where_they_are_used() -> None:

@@ -25,7 +25,7 @@ def build(
     given: dict[str, Any] | None = None,
 ) -> None:
     """Build an image; nothing is done when nothing has changed."""
-    from accelkit.host.cli import render
+    from accelkit.host import render
     from accelkit.host.image import build as building
     from accelkit.host.launch.signals import Guard, Interrupted
 
@@ -47,7 +47,7 @@ def build(
 
 def _display() -> Callable[[str], None]:
     """BuildKit's steps as they begin; with -v every line; nothing with -q."""
-    from accelkit.host.cli import render
+    from accelkit.host import render
 
     def show(line: str) -> None:
         if render.verbosity() >= 1 or (line.startswith("#") and ("] " in line and "[" in line) and "DONE" not in line):

@@ -17,7 +17,7 @@ def env(json_: bool = typer.Option(False, "--json", help="Print JSON.")) -> None
     """Print what to paste into a bug report: versions, hardware, engine, config files."""
     import json
 
-    from accelkit.host.cli import render
+    from accelkit.host import render
 
     facts = collect()
     if json_:
@@ -54,8 +54,8 @@ def _machine() -> dict[str, object]:
 
 
 def _engine() -> dict[str, object]:
+    import accelkit.host.engine.client as engine
     from accelkit.host import process
-    from accelkit.host.engine import client as engine
     from accelkit.host.errors import EngineError, KitError
 
     found: dict[str, object] = {}

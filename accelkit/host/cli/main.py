@@ -77,14 +77,14 @@ def root(
     ),
 ) -> None:
     """Containerized, reproducible PyTorch runs: one script, from laptop to cluster."""
-    from accelkit.host.cli import render
+    from accelkit.host import render
 
     render.set_verbosity(verbose - quiet)
 
 
 def main() -> Any:
     """Run `kit`; errors of the host side become one message and their exit code."""
-    from accelkit.host.cli import render
+    from accelkit.host import render
 
     try:
         return app(prog_name="kit")

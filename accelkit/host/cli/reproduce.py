@@ -1,7 +1,7 @@
 """`kit reproduce`: a recorded run again, on the recorded code."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -36,13 +36,15 @@ def reproduce(
     from accelkit.host.runs import again
     from accelkit.host.runs.store import Store
 
-    backend: Backend | None = "docker" if on == "docker" else "local" if on == "local" else None
-    if on is not None and backend is None:
+    if on not in (None, "docker", "local"):
         raise UsageError(f"--on {on}: unknown; allowed are docker, local")
     store = Store(Path.cwd())
     record = store.load(run_id)
     try:
-        with Guard() as guard, again.prepare(record, store, ("kit", *sys.argv[1:]), backend) as ready:
+        with (
+            Guard() as guard,
+            again.prepare(record, store, ("kit", *sys.argv[1:]), cast("Backend | None", on)) as ready,
+        ):
             code = _go(record, ready, guard, verify=verify, allowed=_kinds(allow), dry_run=dry_run)
     except Interrupted as told:
         code = told.exit_code
@@ -62,7 +64,7 @@ def _kinds(allow: list[str]) -> set[str]:
 
 
 def _go(record: "Record", ready: "Again", guard: Any, *, verify: bool, allowed: set[str], dry_run: bool) -> int:
-    from accelkit.host.cli import render
+    from accelkit.host import render
     from accelkit.host.cli.run import finish
     from accelkit.host.errors import DifferenceError
     from accelkit.host.launch import api

@@ -67,7 +67,7 @@ def request_of(resolved: "Resolved", program: "Program", *, interactive: bool = 
 
 
 def _start(request: "Request", guard: Any, *, detach: bool, dry_run: bool) -> int:
-    from accelkit.host.cli import render
+    from accelkit.host import render
     from accelkit.host.launch import api
     from accelkit.host.launch import request as requests
 
@@ -93,7 +93,7 @@ def _run(request: "Request", guard: Any) -> "Record":
 
 
 def _detach(request: "Request") -> int:
-    from accelkit.host.cli import render
+    from accelkit.host import render
     from accelkit.host.launch import api
     from accelkit.host.launch.request import prepare
 
@@ -109,7 +109,7 @@ def _detach(request: "Request") -> int:
 
 def finish(record: "Record") -> int:
     """Print what a person must know about a run that has ended, and return its exit code."""
-    from accelkit.host.cli import render
+    from accelkit.host import render
     from accelkit.host.launch import report
 
     if record.outcome is None:

@@ -26,7 +26,7 @@ def list_(json_: bool = JSON) -> None:
     """List this folder's runs, newest first."""
     import json
 
-    from accelkit.host.cli import render
+    from accelkit.host import render
 
     rows = [_row(entry) for entry in _store().entries()]
     if json_:
@@ -61,7 +61,7 @@ def _row(entry: "Entry") -> dict[str, Any]:
 def show(run_id: str = ID, json_: bool = JSON) -> None:
     """Show what is recorded of a run."""
     from accelkit.contract import codec
-    from accelkit.host.cli import render
+    from accelkit.host import render
 
     store = _store()
     record = store.load(run_id)
@@ -108,7 +108,7 @@ def logs(
 @app.command()
 def attach(run_id: str = ID) -> None:
     """Follow a run to its end and exit with its exit code. Ctrl-C leaves the run alone."""
-    from accelkit.host.cli import render
+    from accelkit.host import render
     from accelkit.host.launch import report
     from accelkit.host.runs import follow as following
 
@@ -125,7 +125,7 @@ def attach(run_id: str = ID) -> None:
 @app.command()
 def stop(run_id: str = ID) -> None:
     """Stop a run and remove everything of it but its record."""
-    from accelkit.host.cli import render
+    from accelkit.host import render
     from accelkit.host.runs import stopping
 
     store = _store()
@@ -143,7 +143,7 @@ def clean(
     run_id: str = typer.Argument(None, metavar="[ID]", help="Only this run; all that do not run any more without it."),
 ) -> None:
     """Remove what runs left behind: containers, networks, volumes, processes, secrets. Records stay."""
-    from accelkit.host.cli import render
+    from accelkit.host import render
     from accelkit.host.runs import status, stopping
 
     store = _store()

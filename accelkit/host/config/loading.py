@@ -21,6 +21,12 @@ _OF_THE_RUNTIME: Final = {
     names.ENV_SPEC, names.ENV_RUN_ID, names.ENV_NODE_NAME, names.ENV_IMAGE_DIGEST, names.ENV_OUTPUT_DIR,
     names.ENV_METRICS_FILE, names.ENV_SECRETS_DIR,
 }  # fmt: skip
+_WORDS: Final[dict[type, str]] = {
+    int: "a whole number",
+    str: "a text (in quotes where it looks like a number)",
+    bool: "true or false",
+    type(None): "nothing",
+}
 _LEAST: Final = {"nodes": 1, "procs_per_node": 1, "grad_accum_steps": 1, "threads": 1, "port": 1, "seed": 0}
 _MOST: Final = {"port": 65535, "seed": 2**32 - 1}
 
@@ -206,22 +212,13 @@ def _misfit(kind: Any, value: object) -> str | None:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         wrong = [_misfit(a, value) for a in args]
-        return None if None in wrong else next(w for w in wrong if w and w != "nothing")
+        return None if None in wrong else str(wrong[0])
     if origin is typing.Literal:
         return None if value in args else f"one of {', '.join(map(str, args))}"
     if origin is list:
         good = isinstance(value, list) and all(isinstance(v, str) for v in value)
         return None if good else "a list of texts"
-    if kind is type(None):
-        return None if value is None else "nothing"
-    good = type(value) is kind
-    return (
-        None
-        if good
-        else {int: "a whole number", str: "a text (in quotes where it looks like a number)", bool: "true or false"}[
-            kind
-        ]
-    )
+    return None if type(value) is kind else _WORDS[kind]
 
 
 def _build(values: Mapping[str, Located]) -> Config:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import docker
-import requests.exceptions
 from docker.errors import APIError, DockerException, NotFound
 
 from accelkit.contract import names
@@ -30,13 +29,13 @@ def image_tag(hardware: str) -> str:
     return f"accelkit-{hardware}:latest"
 
 
-def connect(timeout: float = TIMEOUT) -> docker.DockerClient:
+def connect(timeout: int = TIMEOUT) -> docker.DockerClient:
     """A client of the engine that the docker command would use (DOCKER_HOST, else its current context). Raises EngineUnavailable."""
     host = os.environ.get("DOCKER_HOST") or _context_host()
     try:
         client = docker.DockerClient(base_url=host, timeout=timeout) if host else docker.from_env(timeout=timeout)
         client.ping()
-    except (DockerException, requests.exceptions.RequestException, OSError) as error:
+    except (DockerException, OSError) as error:
         raise _unavailable(host, error) from error
     return client
 
@@ -82,7 +81,7 @@ def engine_errors(doing: str) -> Iterator[None]:
         yield
     except APIError as error:
         raise EngineError(f"{doing}: the engine says: {error.explanation or error}") from error
-    except (DockerException, requests.exceptions.RequestException, OSError) as error:
+    except (DockerException, OSError) as error:
         raise EngineError(
             f"{doing}: the Docker engine does not answer any more ({type(error).__name__})",
             hint="when it is back, kit runs clean removes what the run left",
@@ -130,7 +129,7 @@ def runs_as_root_inside(client: docker.DockerClient) -> bool:
     return any("name=rootless" in o or "name=userns" in o for o in options)
 
 
-def _filter(run_id: str | None) -> dict[str, str]:
+def _filter(run_id: str | None) -> dict[str, str | list[str] | bool]:
     return {"label": names.LABEL_RUN if run_id is None else f"{names.LABEL_RUN}={run_id}"}
 
 

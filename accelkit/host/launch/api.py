@@ -15,8 +15,7 @@ from typing import Final
 
 import accelkit
 from accelkit.contract import codec, names
-from accelkit.host import process
-from accelkit.host.cli import render
+from accelkit.host import process, render
 from accelkit.host.errors import KitError, UsageError
 from accelkit.host.launch import environment, outcome, planning, secrets
 from accelkit.host.launch.backends import base

@@ -29,13 +29,18 @@ def _lines(plan: LaunchPlan, outcome: Outcome) -> Iterator[str]:
         yield result.error.traceback.rstrip()
         yield "-" * 72
     yield f"run {plan.run_id}: {root.message if root else outcome.state}{_code(outcome)}"
+    yield from _others(plan, outcome, result)
+    yield f"  logs: {_short(exchange_folder(plan) / (names.rank_log_file(result.rank) if result else names.LOGS_FOLDER))}"
+
+
+def _others(plan: LaunchPlan, outcome: Outcome, first: RankResult | None) -> Iterator[str]:
+    """Every other rank that did not end well, in a line each."""
     for other in outcome.ranks:
-        if other.cause != "ok" and other is not result:
+        if other.cause != "ok" and other is not first:
             yield f"  rank {other.rank} on {names.node_name(other.node)} {_consequence(plan, other)}"
     missing = plan.spec.world_size - len(outcome.ranks)
     if missing and plan.spec.world_size > 1:
         yield f"  {missing} of {plan.spec.world_size} ranks left no result"
-    yield f"  logs: {_short(exchange_folder(plan) / (names.rank_log_file(result.rank) if result else names.LOGS_FOLDER))}"
 
 
 def _code(outcome: Outcome) -> str:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import IO, Final
 
-from accelkit.host.cli import render
+from accelkit.host import render
 from accelkit.host.launch.events import Line
 
 TAIL: Final = 65536

@@ -4,10 +4,7 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from typing import Any, Final
 
 HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -33,7 +30,7 @@ class Guard(AbstractContextManager["Guard"]):
         self._previous: dict[int, Any] = {}
         self._deliver: Callable[[int], None] | None = None
 
-    def __enter__(self) -> "Self":
+    def __enter__(self) -> "Guard":  # noqa: PYI034  (Self is not in Python 3.10)
         """Set the handlers."""
         for number in HANDLED:
             self._previous[number] = signal.signal(number, self._handle)

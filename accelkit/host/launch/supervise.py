@@ -107,7 +107,11 @@ class Supervisor:
             self._started()
         elif isinstance(event, StartFailed):
             self._start_failed(event.error)
-        elif isinstance(event, EngineLost) and self.error is None:
+        else:
+            self._engine_lost(event)
+
+    def _engine_lost(self, event: EngineLost) -> None:
+        if self.error is None:
             self.state, self.error = "kit-error", KitError(event.message)
 
     def _started(self) -> None:

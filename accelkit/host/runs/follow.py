@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from accelkit.contract import names
-from accelkit.host.cli import render
+from accelkit.host import render
 from accelkit.host.runs import status
 from accelkit.host.runs.record import Record
 from accelkit.host.runs.store import EXCHANGE_FOLDER, Store
