@@ -95,6 +95,19 @@ def check_file(path: Path) -> list[Problem]:
     return problems + contradictions(_build(checked), origins)
 
 
+def value_of(key: str, text: str) -> tuple[object, str | None]:
+    """A text as the value of `key`, and what is wrong with it (None: nothing)."""
+    problems: list[Problem] = []
+    value = _from_text(_type_of(key), text)
+    _fits(key, Located(value=value, kind="flag", where=key), problems)
+    return value, str(problems[0]) if problems else None
+
+
+def check_values(values: Mapping[str, object]) -> None:
+    """Raise ConfigError with all problems of these values, by dotted key, as flags would have."""
+    load(given=values, config_file=None, cwd=Path("/nonexistent"), environ={})
+
+
 def _files(config_file: Path | None, cwd: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     """From the weakest to the strongest; those that need not exist only where they do."""
     named = config_file or (Path(environ["KIT_CONFIG_FILE"]) if environ.get("KIT_CONFIG_FILE") else None)
