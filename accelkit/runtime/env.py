@@ -127,7 +127,5 @@ def _optional_integer(env: Mapping[str, str], name: str) -> int | None:
 def _flag(env: Mapping[str, str], name: str) -> bool:
     text = env.get(name, "").strip().lower()
     if text not in _TRUE + _FALSE:
-        raise SettingError(
-            f"{name}={text!r}: must be one of {', '.join(_TRUE)}, {', '.join(filter(None, _FALSE))}"
-        )
+        raise SettingError(f"{name}={text!r}: must be one of {', '.join(_TRUE)}, {', '.join(filter(None, _FALSE))}")
     return text in _TRUE

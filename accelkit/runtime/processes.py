@@ -134,7 +134,9 @@ def split(inputs: Any, rank: int, size: int, *, apply_padding: bool = False) -> 
     if isinstance(inputs, Mapping):
         lengths = {key: len(value) for key, value in inputs.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"split_between_processes: the values of a dict must be of equal length, but have {lengths}")
+            raise ValueError(
+                f"split_between_processes: the values of a dict must be of equal length, but have {lengths}"
+            )
         values = [split(value, rank, size, apply_padding=apply_padding) for value in inputs.values()]
         return structure.rebuild(inputs, values)
     if isinstance(inputs, torch.Tensor) and inputs.dim() > 0:

@@ -139,9 +139,7 @@ class Handlers:
         for handler in given or []:
             if not isinstance(handler, HANDLERS):
                 known = ", ".join(kind.__name__ for kind in HANDLERS)
-                raise SettingError(
-                    f"kwargs_handlers: {type(handler).__name__} is not one", hint=f"known are {known}"
-                )
+                raise SettingError(f"kwargs_handlers: {type(handler).__name__} is not one", hint=f"known are {known}")
             if type(handler) in self._by_class:
                 raise SettingError(f"kwargs_handlers: {type(handler).__name__} is given twice")
             self._by_class[type(handler)] = handler

@@ -147,7 +147,9 @@ def tensor_leaves(data: Any, operation: str) -> list[torch.Tensor]:
 
 
 def _is_plain(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_quantized and not leaf.is_nested
+    return (
+        isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_quantized and not leaf.is_nested
+    )
 
 
 def _describe_kind(leaf: Any) -> str:
@@ -184,9 +186,7 @@ def move(data: Any, device: torch.device, *, non_blocking: bool = False, skip_ke
         ]
         return _rebuild_mapping(data, values)
     if skip_keys and is_container(data):
-        moved = [
-            move(value, device, non_blocking=non_blocking, skip_keys=skip_keys) for _, value in children(data)
-        ]
+        moved = [move(value, device, non_blocking=non_blocking, skip_keys=skip_keys) for _, value in children(data)]
         return rebuild(data, moved)
     if is_container(data) and not hasattr(data, "to"):
         return map_containers(data, device, non_blocking)

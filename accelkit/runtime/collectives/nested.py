@@ -161,9 +161,7 @@ class NestedCollectives:
                 hint="name a rank of this run",
             )
 
-    def _agree(
-        self, operation: str, data: Any, *, shapes: bool = True, numbers: Sequence[int] = ()
-    ) -> list[list[int]]:
+    def _agree(self, operation: str, data: Any, *, shapes: bool = True, numbers: Sequence[int] = ()) -> list[list[int]]:
         """Check that all ranks call `operation` with data of the same build; returns the `numbers` of every rank."""
         summary = data if isinstance(data, str) else packing.signature(data, shapes=shapes)
         digest = hashlib.blake2b(f"{operation}|{summary}".encode(), digest_size=8 * _DIGEST).digest()

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from accelkit.runtime.collectives.base import Collectives, Reduction
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch renamed it
 _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
@@ -21,7 +22,7 @@ class TorchCollectives(Collectives):
         """Gather into one tensor, without a list of parts to be joined afterwards."""
         gathered = torch.empty((self.size, *buffer.shape), dtype=buffer.dtype, device=buffer.device)
         if buffer.numel():
-            dist.all_gather_into_tensor(gathered.view(-1), buffer.view(-1))
+            _all_gather(gathered.view(-1), buffer.view(-1))
         return gathered
 
     def all_reduce(self, tensor: torch.Tensor, reduction: Reduction) -> None:

@@ -202,9 +202,7 @@ def as_it_is(loader: DataLoader[Any]) -> PreparedLoader:
     """A loader that was not prepared, in the form that can skip: all batches, on no particular device."""
     attribute = "sampler" if loader.batch_sampler is None else "batch_sampler"
     inner = getattr(loader, attribute)
-    plan = Plan(
-        rank=0, size=1, batch_size=loader.batch_size, drop_last=loader.drop_last, even=False, split=False
-    )
+    plan = Plan(rank=0, size=1, batch_size=loader.batch_size, drop_last=loader.drop_last, even=False, split=False)
     base = copy.copy(loader)
     base.__dict__["_iterator"] = None
     if not isinstance(loader.dataset, IterableDataset):

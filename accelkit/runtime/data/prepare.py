@@ -52,9 +52,7 @@ def prepare_data_loader(
         inner = samplers.agree(inner, _agree_on_seed(loader, inner, config, agree))
     base = copy.copy(loader)
     base.__dict__.update({attribute: RankBatches(inner, plan), "_iterator": None})
-    return PreparedLoader(
-        base, plan=plan, epochs=_epochs(loader, inner), state=state, move=mover(device, config)
-    )
+    return PreparedLoader(base, plan=plan, epochs=_epochs(loader, inner), state=state, move=mover(device, config))
 
 
 def _check(loader: Any) -> None:
@@ -68,9 +66,7 @@ def _check(loader: Any) -> None:
     )
 
 
-def _plan(
-    loader: Any, batch_size: Any, drop_last: bool, rank: int, size: int, config: DataLoaderConfiguration
-) -> Plan:
+def _plan(loader: Any, batch_size: Any, drop_last: bool, rank: int, size: int, config: DataLoaderConfiguration) -> Plan:
     known = batch_size if isinstance(batch_size, int) else None
     if config.split_batches and size > 1:
         if known is None:

@@ -76,9 +76,7 @@ def deal(batches: Iterator[Batch], plan: Plan, first: Sequence[Batch] = ()) -> I
             yield shares[plan.rank], tail
 
 
-def _divide(
-    batches: list[Batch], head: list[Batch], plan: Plan, *, is_last: bool
-) -> tuple[list[Batch], Tail | None]:
+def _divide(batches: list[Batch], head: list[Batch], plan: Plan, *, is_last: bool) -> tuple[list[Batch], Tail | None]:
     """The shares of one round, in the order of ranks."""
     if plan.size == 1:
         return batches, None

@@ -1,0 +1,12 @@
+"""`python -m accelkit`: what the runtime would do here, without starting ranks or joining others."""
+
+import sys
+
+from accelkit.runtime.describe import describe
+from accelkit.runtime.errors import AccelkitError
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(describe())
+    except AccelkitError as error:
+        sys.exit(f"accelkit: {error}")

@@ -1,0 +1,320 @@
+"""`Accelerator`: what a training script talks to. It composes the parts and forwards to them; each decision is made once, at the start."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from accelkit.runtime import choices, env, models, precision, results, rng, strategies
+from accelkit.runtime.accumulate import Accumulation
+from accelkit.runtime.communication import CommunicationMethods
+from accelkit.runtime.data.loader import PreparedLoader
+from accelkit.runtime.data.prepare import prepare_data_loader
+from accelkit.runtime.errors import SettingError
+from accelkit.runtime.gradients import GradientState
+from accelkit.runtime.optimizer import AcceleratedOptimizer
+from accelkit.runtime.scheduler import AcceleratedScheduler
+from accelkit.runtime.settings import (
+    DataLoaderConfiguration,
+    DistributedType,
+    GradientAccumulationPlugin,
+    Handlers,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+)
+from accelkit.runtime.state import AcceleratorState, PartialState
+from accelkit.runtime.training import TrainingMethods
+
+_TORCH_SCHEDULER: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+class Accelerator(TrainingMethods, CommunicationMethods):
+    """Runs one training script on one process or many, on whatever device each of them has.
+
+    Settings that are not given come from the launch (`kit run`, or KIT_* variables), and then from the defaults; a setting that is given wins
+    over the launch's, with a warning that names both.
+
+    Args:
+        device_placement: put models, batches and optimizer state on `device`.
+        mixed_precision: "no", "bf16" or "fp16". Weights stay float32; forward runs under autocast.
+        gradient_accumulation_steps: micro-batches per optimizer step, used by `accumulate` and `backward`.
+        cpu: use the CPU although there is another device.
+        strategy: "auto" (ddp for more than one rank, else single) or a name from the registry of strategies.
+        seed: seed of all generators on all ranks, set once, now.
+        deterministic: the same bits again on the same hardware; seed 0 where none is given.
+        dataloader_config, gradient_accumulation_plugin, kwargs_handlers: see these classes.
+        step_scheduler_with_optimizer: a prepared scheduler follows its optimizer; False: it moves at every call.
+        step_scheduler_once: a prepared scheduler moves once per optimizer step, not once per rank: for schedules whose length was
+            taken from the prepared loader.
+
+    Raises SettingError for settings that are wrong or contradict each other or an earlier Accelerator, UnsupportedError for
+    what the device or the number of ranks does not allow.
+    """
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        mixed_precision: str | None = None,
+        gradient_accumulation_steps: int | None = None,
+        cpu: bool = False,
+        *,
+        strategy: str | None = None,
+        seed: int | None = None,
+        deterministic: bool | None = None,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        step_scheduler_once: bool = False,
+        kwargs_handlers: list[KwargsHandler] | None = None,
+    ) -> None:
+        handlers = Handlers(kwargs_handlers)
+        plugin = _one_plugin(gradient_accumulation_plugin, gradient_accumulation_steps)
+        self._partial = PartialState(cpu=cpu, **handlers.get(InitProcessGroupKwargs).to_kwargs())
+        self.operations = self._partial.operations
+        chosen = choices.choose(
+            self._partial.defaults,
+            strategy=strategy,
+            precision=mixed_precision,
+            grad_accum_steps=plugin.num_steps,
+            seed=seed,
+            deterministic=deterministic,
+            warn=self._partial.is_main_process,
+        )
+        self._settle(chosen, handlers, cpu)
+        plugin.num_steps = chosen.grad_accum_steps
+        self.gradient_state = GradientState(plugin)
+        self._accumulation = Accumulation(self.gradient_state)
+        self.device_placement = device_placement
+        self.dataloader_config = dataloader_config or DataLoaderConfiguration()
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.step_scheduler_once = step_scheduler_once
+        self._models, self._optimizers = models.Prepared(), models.Prepared()
+        self._dataloaders, self._schedulers = models.Prepared(), models.Prepared()
+        self._metrics = results.MetricsLog(env.metrics_file() if self.is_main_process else None)
+
+    def _settle(self, chosen: choices.Choices, handlers: Handlers, cpu: bool) -> None:
+        """Make the parts that depend on the settings; the first Accelerator of a process also seeds."""
+        earlier = AcceleratorState.current()
+        if earlier is not None:
+            earlier.check(chosen.precision, cpu)
+        self._precision = precision.make(chosen.precision, self._partial.kind, handlers)
+        self._strategy = strategies.make(chosen.strategy, self._partial, handlers)
+        self.operations = self._partial.operations
+        self.state = AcceleratorState.settle(self._partial, chosen.precision, self._strategy.name)
+        if chosen.deterministic:
+            rng.make_deterministic()
+        if chosen.seed is not None and earlier is None:
+            rng.set_seed(chosen.seed)
+        scaler = self._precision.scaler
+        self.scaler = None if self._strategy.capabilities.owns_loss_scaling else scaler
+
+    # ---- state ----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_processes(self) -> int:
+        """Ranks of the run."""
+        return self._partial.num_processes
+
+    @property
+    def process_index(self) -> int:
+        """This rank, from 0."""
+        return self._partial.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """This rank among those of its node, from 0."""
+        return self._partial.local_process_index
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self._partial.device
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How ranks work together."""
+        return self._strategy.distributed_type
+
+    @property
+    def strategy(self) -> str:
+        """Name of the strategy in force."""
+        return self._strategy.name
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision in force."""
+        return self._precision.name
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether models compute in a smaller type."""
+        return self._precision.native_amp
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this step completes an accumulation window."""
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self.gradient_state.sync_gradients = value
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches per optimizer step."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value: int) -> None:
+        self.gradient_state.num_steps = value
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether a loader's batch size is that of all ranks together."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether loaders prepared from now on give every rank as many batches."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self.dataloader_config.even_batches = value
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether any prepared optimizer's last due step was skipped because a gradient overflowed."""
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers.objects)
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder for what the run produces (KIT_OUTPUT_DIR, else `outputs`); it exists."""
+        folder = env.output_dir()
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def wait_for_everyone(self) -> None:
+        """Return when all ranks have called it."""
+        self.operations.barrier()
+
+    # ---- prepare --------------------------------------------------------------------------------------------------
+
+    def prepare(self, *objects: Any, device_placement: list[bool] | None = None) -> Any:
+        """Models, optimizers, loaders and schedulers, ready for this run; in the order given, a single one by itself.
+
+        Anything else passes through. What was prepared before comes back as it was then. `device_placement` says for each object whether it is put on
+        the device. Raises ValueError when it has another length.
+        """
+        if device_placement is not None and len(device_placement) != len(objects):
+            raise ValueError(
+                f"prepare: device_placement has {len(device_placement)} entries for {len(objects)} objects"
+            )
+        placement = device_placement or [self.device_placement] * len(objects)
+        ready = [self._prepare_one(item, place) for item, place in zip(objects, placement, strict=True)]
+        ready = [self.prepare_scheduler(item) if isinstance(item, _TORCH_SCHEDULER) else item for item in ready]
+        return ready[0] if len(ready) == 1 else tuple(ready)
+
+    def _prepare_one(self, item: Any, place: bool) -> Any:
+        """First pass: all but schedulers, which need the prepared optimizers."""
+        if isinstance(item, nn.Module):
+            return self.prepare_model(item, place)
+        if isinstance(item, torch.optim.Optimizer):
+            return self.prepare_optimizer(item, place)
+        if isinstance(item, torch.utils.data.DataLoader):
+            return self.prepare_data_loader(item, place)
+        return item
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> Any:
+        """The model on the device, in this precision, wrapped for this strategy (not with `evaluation_mode`)."""
+        found = self._models.find(model)
+        if found is not None:
+            return found
+        place = self.device_placement if device_placement is None else device_placement
+        inner = self._strategy.unwrap(model)
+        if place and self._strategy.capabilities.moves_models:
+            inner.to(self.device)
+        self._precision.attach(inner)
+        wrapped = model if evaluation_mode else self._strategy.wrap(model)
+        self._models.add(model, wrapped)
+        return wrapped
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        """The optimizer, stepping when gradients are complete."""
+        found: AcceleratedOptimizer | None = self._optimizers.find(optimizer)
+        if found is not None:
+            return found
+        place = self.device_placement if device_placement is None else device_placement
+        made = optimizer
+        if not isinstance(made, AcceleratedOptimizer):
+            made = AcceleratedOptimizer(optimizer, self.device if place else None, self.scaler)
+        self._optimizers.add(optimizer, made)
+        return made
+
+    def prepare_data_loader(
+        self, data_loader: Any, device_placement: bool | None = None, *, shard: bool = True
+    ) -> PreparedLoader:
+        """This rank's share of a loader, on the device. `shard=False`: the loader serves this rank alone already.
+
+        All ranks call it: those that shuffle agree on the order here.
+        """
+        found: PreparedLoader | None = self._dataloaders.find(data_loader)
+        if found is not None:
+            return found
+        if type(data_loader) is PreparedLoader and data_loader.state is not None:
+            return data_loader
+        if type(data_loader) is PreparedLoader:
+            raise SettingError("this loader was made by skip_first_batches", hint="prepare first, then skip")
+        place = self.device_placement if device_placement is None else device_placement
+        made = prepare_data_loader(
+            data_loader,
+            rank=self.process_index,
+            size=self.num_processes,
+            device=self.device if place else None,
+            config=self.dataloader_config,
+            agree=lambda value: self.operations.broadcast_object_list([value])[0],
+            state=self.gradient_state,
+            shard=shard,
+        )
+        self._dataloaders.add(data_loader, made)
+        return made
+
+    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
+        """The scheduler, following the prepared optimizer that holds its own, or all prepared ones where none does."""
+        found: AcceleratedScheduler | None = self._schedulers.find(scheduler)
+        if found is not None:
+            return found
+        held = getattr(scheduler, "optimizer", None)
+        prepared: list[AcceleratedOptimizer] = self._optimizers.objects
+        mine = [optimizer for optimizer in prepared if held is optimizer or held is optimizer.optimizer]
+        made = AcceleratedScheduler(
+            scheduler,
+            mine or prepared,
+            step_with_optimizer=self.step_scheduler_with_optimizer,
+            split_batches=self.split_batches or self.step_scheduler_once,
+            num_processes=self.num_processes,
+        )
+        self._schedulers.add(scheduler, made)
+        return made
+
+    def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
+        """Exactly the object that was given to prepare; see `models.unwrap` for the options."""
+        return models.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
+
+
+def _one_plugin(plugin: GradientAccumulationPlugin | None, steps: int | None) -> GradientAccumulationPlugin:
+    """The plug-in in force; the plain argument is short for one. Raises SettingError when both say how many steps."""
+    if plugin is None:
+        return GradientAccumulationPlugin(num_steps=steps)
+    if steps not in (None, 1):
+        raise SettingError(
+            f"gradient_accumulation_steps={steps} and a gradient_accumulation_plugin are both given",
+            hint="give the number of steps to the plug-in",
+        )
+    return replace(plugin)

@@ -1,0 +1,54 @@
+"""The collective operations of `Accelerator`, as methods."""
+
+from typing import Any
+
+from accelkit.runtime import metrics
+from accelkit.runtime.collectives.nested import NestedCollectives
+from accelkit.runtime.data.loader import Iteration
+from accelkit.runtime.gradients import GradientState
+
+
+class CommunicationMethods:
+    """Methods that all ranks call together, in the same order."""
+
+    operations: NestedCollectives
+    gradient_state: GradientState
+
+    def gather(self, tensor: Any) -> Any:
+        """Tensors of all ranks joined along their first dimension, in the order of ranks; nested structures are kept.
+
+        A tensor without dimensions becomes one of as many as there are ranks. One rank: the argument itself. Raises
+        DistributedOperationException on every rank, with all shapes, when shapes or types differ; TypeError for leaves that are not tensors.
+        """
+        return self.operations.gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """What all ranks computed in this step of the innermost prepared loader, each sample once, in the order of samples.
+
+        Samples that were repeated to fill the last round are cut: of tensors whose first dimension counts the samples of this rank's
+        batch, and of lists of that length. Anything else is gathered whole. Objects that are not tensors are gathered as well, in the
+        same structure; with `use_gather_object` every list counts as a list of samples, whatever it holds.
+        """
+        iteration = self.gradient_state.iteration
+        tail = iteration.tail if isinstance(iteration, Iteration) else None
+        return metrics.gather_for_metrics(self.operations, input_data, tail, use_gather_object=use_gather_object)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Tensors padded along `dim` to the largest size of any rank; types stay."""
+        return self.operations.pad(tensor, dim, pad_index, pad_first)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Tensors reduced over all ranks ("sum", "mean", "max") and multiplied by `scale`, as new tensors."""
+        return self.operations.reduce(tensor, reduction, scale)
+
+    def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
+        """Fill the tensors of every rank with those of rank `from_process`, in place."""
+        return self.operations.broadcast(tensor, from_process)
+
+    def gather_object(self, object: Any) -> Any:  # noqa: A002  (the name that users of this API family know)
+        """Objects of all ranks, in one list; each rank brings something iterable. One rank: the argument itself."""
+        return self.operations.gather_object(object)
+
+    def broadcast_object_list(self, object_list: list[Any], from_process: int = 0) -> list[Any]:
+        """Replace the items of a list by those of rank `from_process`, in place, and return it."""
+        return self.operations.broadcast_object_list(object_list, from_process)

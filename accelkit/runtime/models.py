@@ -1,0 +1,55 @@
+"""Which models were prepared, and the way back."""
+
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from accelkit.runtime import precision
+
+
+class Prepared:
+    """Original and prepared objects of one kind, so that preparing twice gives the same object."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Any, Any]] = []
+
+    @property
+    def objects(self) -> list[Any]:
+        """What prepare returned, in order."""
+        return [prepared for _, prepared in self._pairs]
+
+    def find(self, given: Any) -> Any:
+        """What prepare made of `given`, or `given` itself when prepare made it; None when it is new."""
+        for original, prepared in self._pairs:
+            if given is original or given is prepared:
+                return prepared
+        return None
+
+    def add(self, original: Any, prepared: Any) -> None:
+        """Remember what prepare made."""
+        self._pairs.append((original, prepared))
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._pairs.clear()
+
+
+def unwrap(model: nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
+    """The model that was given to prepare: exactly that object.
+
+    `keep_fp32_wrapper=False` also takes off the hooks by which its forward runs in mixed precision; `keep_torch_compile=False`
+    also returns what was compiled. Compiling a prepared model wraps the wrapper, which is taken off in any case.
+    """
+    inner: Any = model
+    compiled = getattr(model, "_orig_mod", None)
+    if isinstance(compiled, DistributedDataParallel):
+        inner = compiled
+    if isinstance(inner, DistributedDataParallel):
+        inner = inner.module
+    if not keep_torch_compile:
+        inner = getattr(inner, "_orig_mod", inner)
+    if not keep_fp32_wrapper:
+        precision.detach(getattr(inner, "_orig_mod", inner))
+        precision.detach(inner)
+    return inner

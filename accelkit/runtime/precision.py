@@ -1,0 +1,128 @@
+"""Mixed precision: which type the model computes in, how its forward enters autocast, and scaling of losses for fp16."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from accelkit.runtime import structure
+from accelkit.runtime.devices import Kind
+from accelkit.runtime.errors import SettingError, UnsupportedError
+from accelkit.runtime.settings import AutocastKwargs, GradScalerKwargs, Handlers
+
+TYPES: Final[dict[str, torch.dtype | None]] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class AutocastHook:
+    """Runs a module's forward under autocast and gives its outputs as float32. Lives on the module as a pair of hooks.
+
+    Hooks leave the module's class, `forward` and signature alone; they are copied and pickled with it.
+    """
+
+    def __init__(self, device_type: str, dtype: torch.dtype, settings: AutocastKwargs) -> None:
+        self.device_type = device_type
+        self.dtype = dtype
+        self.settings = settings
+        self._open: list[torch.autocast] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": []}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "AutocastHook":
+        return AutocastHook(self.device_type, self.dtype, self.settings)
+
+    def context(self) -> torch.autocast:
+        """A new autocast block."""
+        return torch.autocast(
+            self.device_type,
+            dtype=self.dtype,
+            enabled=self.settings.enabled,
+            cache_enabled=self.settings.cache_enabled,
+        )
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        """Before forward."""
+        block = self.context()
+        block.__enter__()
+        self._open.append(block)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """After forward, also when it raised (`output` is None then)."""
+        if self._open:
+            self._open.pop().__exit__(None, None, None)
+        return structure.to_float32(output)
+
+
+class Precision:
+    """A precision on a device: full ("no") when it has no type to compute in."""
+
+    def __init__(self, name: str, device_type: str, handlers: Handlers) -> None:
+        self.name = name
+        self._device_type = device_type
+        self._dtype = TYPES[name]
+        self._settings = handlers.get(AutocastKwargs)
+        self.scaler: torch.amp.GradScaler | None = None
+        """Scales losses so that small fp16 gradients survive; None for other types."""
+        if name == "fp16":
+            self.scaler = torch.amp.GradScaler(device_type, **handlers.get(GradScalerKwargs).to_kwargs())
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether models compute in a smaller type."""
+        return self._dtype is not None
+
+    def autocast(self, settings: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """A block that computes in this precision."""
+        if self._dtype is None:
+            return nullcontext()
+        return AutocastHook(self._device_type, self._dtype, settings or self._settings).context()
+
+    def attach(self, model: nn.Module) -> tuple[RemovableHandle, ...]:
+        """Make the model's forward run in this precision, once; returns the handles that undo it."""
+        if self._dtype is None or is_attached(model):
+            return ()
+        hook = AutocastHook(self._device_type, self._dtype, self._settings)
+        return (
+            model.register_forward_pre_hook(hook.enter, prepend=True),
+            model.register_forward_hook(hook.leave, always_call=True),
+        )
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss to call backward on."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+
+def is_attached(model: nn.Module) -> bool:
+    """Whether a model's forward runs under autocast already."""
+    return any(isinstance(getattr(hook, "__self__", None), AutocastHook) for hook in model._forward_hooks.values())
+
+
+def detach(model: nn.Module) -> None:
+    """Take the hooks of :meth:`Precision.attach` off a model."""
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), AutocastHook):
+                del hooks[key]
+    for key in list(model._forward_hooks_always_called):
+        if key not in model._forward_hooks:
+            del model._forward_hooks_always_called[key]
+
+
+def make(name: str, kind: Kind, handlers: Handlers) -> Precision:
+    """The precision of that name on a kind of device.
+
+    Raises SettingError for an unknown name, UnsupportedError for what the device cannot compute.
+    """
+    if name not in TYPES:
+        raise SettingError(
+            f"Unknown mixed_precision mode: {name!r}. Choose one of {', '.join(TYPES)}.",
+            hint="Accelerator(mixed_precision=...), `kit run --precision` and KIT_PRECISION take the same names",
+        )
+    if not kind.supports(name):
+        fitting = [other for other in TYPES if kind.supports(other)]
+        raise UnsupportedError(
+            f"mixed_precision={name!r} is not available on {kind.name}", hint=f"this device can do {', '.join(fitting)}"
+        )
+    return Precision(name, kind.name, handlers)

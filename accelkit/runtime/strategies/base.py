@@ -1,0 +1,68 @@
+"""The seam between the facade and a way of training on several ranks: a strategy is asked to act, never what it is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from accelkit.runtime.settings import DistributedType, Handlers
+from accelkit.runtime.state import PartialState
+
+NOTHING: AbstractContextManager[None] = nullcontext()
+"""A block that does nothing, to be entered any number of times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a strategy takes over from the facade."""
+
+    owns_loss_scaling: bool = False
+    """The precision's scaler is not used."""
+    owns_accumulation: bool = False
+    """Losses are not divided by the number of micro-batches."""
+    moves_models: bool = True
+    """Models are put on the device before they are wrapped."""
+
+
+class Strategy(ABC):
+    """One way of training on the ranks of a run."""
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __init__(self, state: PartialState, handlers: Handlers) -> None:
+        self.state = state
+        self.handlers = handlers
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How scripts know this way of training."""
+        return self.state.distributed_type
+
+    @abstractmethod
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model that the script calls; the argument itself where nothing has to be done."""
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The inverse of :meth:`wrap`: exactly the object that was wrapped."""
+        return model
+
+    def no_sync(self, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
+        """A block in which backward leaves gradients unsynchronised."""
+        return NOTHING
+
+    def join(self, models: Sequence[nn.Module], *, enable: bool) -> AbstractContextManager[Any]:
+        """A block in which ranks may run out of batches at different times."""
+        return NOTHING
+
+    def clip_grad_norm(self, parameters: Sequence[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
+        """Scale gradients so that their common norm is at most `max_norm`; returns the norm before."""
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+
+    def clip_grad_value(self, parameters: Sequence[torch.Tensor], clip_value: float) -> None:
+        """Limit each element of the gradients to [-clip_value, clip_value]."""
+        nn.utils.clip_grad_value_(parameters, clip_value)

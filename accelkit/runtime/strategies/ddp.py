@@ -1,0 +1,56 @@
+"""Data parallel: every rank holds the whole model, gradients are averaged in backward (torch's DistributedDataParallel)."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+from accelkit.runtime.settings import DistributedDataParallelKwargs, Handlers
+from accelkit.runtime.state import PartialState
+from accelkit.runtime.strategies.base import NOTHING, Strategy
+
+
+class DDPStrategy(Strategy):
+    """Training with DistributedDataParallel, on CPU and on CUDA."""
+
+    name = "ddp"
+
+    def __init__(self, state: PartialState, handlers: Handlers) -> None:
+        super().__init__(state, handlers)
+        state.start_group()
+        self._arguments = handlers.get(DistributedDataParallelKwargs).to_kwargs()
+        if state.kind.indexed:
+            self._arguments["device_ids"] = [state.device.index]
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """A DistributedDataParallel around the model; the model itself when nothing in it is trained."""
+        if isinstance(model, DistributedDataParallel):
+            return model
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        return DistributedDataParallel(model, **self._arguments)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The model inside."""
+        if isinstance(model, DistributedDataParallel):
+            inner: nn.Module = model.module
+            return inner
+        return model
+
+    def no_sync(self, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
+        """Leave gradients of the wrapped models where they are."""
+        wrapped = [model for model in models if isinstance(model, DistributedDataParallel)]
+        if len(wrapped) == 1:
+            return wrapped[0].no_sync()
+        stack = ExitStack()
+        for model in wrapped:
+            stack.enter_context(model.no_sync())
+        return stack if wrapped else NOTHING
+
+    def join(self, models: Sequence[nn.Module], *, enable: bool) -> AbstractContextManager[Any]:
+        """Ranks that are out of batches answer the collectives of those that are not."""
+        wrapped = [model for model in models if isinstance(model, DistributedDataParallel)]
+        return Join(wrapped, enable=enable, throw_on_early_termination=False) if wrapped else NOTHING
