@@ -61,6 +61,23 @@ def run_interactive(request: Request, guard: Guard) -> Record:
     return ended
 
 
+def shell(request: Request, command: list[str], guard: Guard) -> int:
+    """`command` in a container as node 0 would get it, with our own terminal; nothing of it is recorded. Returns its exit code."""
+    from accelkit.host.launch.backends.docker import DockerBackend  # the SDK: only where it is needed
+
+    prepared = prepare(request)
+    run_dir = prepared.store.prepare(prepared.plan.run_id)
+    backend = DockerBackend(prepared.plan)
+    try:
+        _lay_out(prepared, run_dir)
+        guard.redirect(lambda _number: None)
+        return backend.shell(command)
+    finally:
+        _clean(backend, prepared.plan.run_id)
+        shutil.rmtree(run_dir, ignore_errors=True)
+        guard.redirect(None)
+
+
 def release(prepared: Prepared) -> None:
     """Give back what `prepare` reserved."""
     if prepared.reservation is not None:

@@ -58,7 +58,11 @@ def _from_git(root: Path, commit: str, workdir: Path, run_dir: Path, exclude: tu
         if real.is_file():
             # With its time: git takes an entry for unchanged when the file is older than the index.
             shutil.copy2(real, index["GIT_INDEX_FILE"])
-        _must(root, "add", "--all", "--", ":/", *outside, env=index)
+        listed = _must(root, "ls-files", "-z", "-m", "-d", "-o", "--exclude-standard", "--", ":/", env=index)
+        own = tuple(f"{prefix}{os.path.normpath(path)}" for path in (STATE, *exclude))
+        changed = [p for p in listed.split("\0") if p and not any(p == o or p.startswith(f"{o}/") for o in own)]
+        stdin = "".join(f"{path}\0" for path in dict.fromkeys(changed))
+        _must(root, "update-index", "--add", "--remove", "-z", "--stdin", env=index, text=stdin)
         base = ("diff", "--cached", "--no-ext-diff", "--no-textconv", "--no-renames")
         diff = _must(root, *base, "--binary", "--full-index", commit, "--", ":/", *outside, env=index)
         names = _must(root, *base, "--name-status", "-z", commit, "--", ":/", *outside, env=index) if diff else ""
@@ -186,6 +190,6 @@ def _git(folder: Path, *words: str, env: dict[str, str] | None = None) -> str | 
     return done.stdout if done.code == 0 else None
 
 
-def _must(folder: Path, *words: str, env: dict[str, str] | None = None) -> str:
+def _must(folder: Path, *words: str, env: dict[str, str] | None = None, text: str | None = None) -> str:
     command = ["git", "-C", str(folder), "-c", "core.quotePath=false", "-c", "core.autocrlf=false", *words]
-    return process.run(command, env=env, check=True).stdout
+    return process.run(command, env=env, text=text, check=True).stdout
