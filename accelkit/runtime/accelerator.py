@@ -33,8 +33,8 @@ _TORCH_SCHEDULER: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_
 class Accelerator(TrainingMethods, CommunicationMethods):
     """Runs one training script on one process or many, on whatever device each of them has.
 
-    Settings that are not given come from the launch (`kit run`, or KIT_* variables), and then from the defaults; a setting that is given wins
-    over the launch's, with a warning that names both.
+    Settings that are not given come from the launch (`kit run`, or KIT_* variables), and then from the defaults; a setting
+    that is given wins over the launch's, with a warning that names both.
 
     Args:
         device_placement: put models, batches and optimizer state on `device`.
@@ -205,8 +205,8 @@ class Accelerator(TrainingMethods, CommunicationMethods):
     def prepare(self, *objects: Any, device_placement: list[bool] | None = None) -> Any:
         """Models, optimizers, loaders and schedulers, ready for this run; in the order given, a single one by itself.
 
-        Anything else passes through. What was prepared before comes back as it was then. `device_placement` says for each object whether it is put on
-        the device. Raises ValueError when it has another length.
+        Anything else passes through. What was prepared before comes back as it was then. `device_placement` says for each
+        object whether it is put on the device. Raises ValueError when it has another length.
         """
         if device_placement is not None and len(device_placement) != len(objects):
             raise ValueError(

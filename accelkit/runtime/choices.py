@@ -38,23 +38,29 @@ def choose(
         "seed": ("seed", seed, told.seed),
         "deterministic": ("deterministic", deterministic, told.deterministic or None),
     }
-    overruled = [
-        f"{name}={explicit!r} (not {launched!r})"
-        for name, explicit, launched in given.values()
-        if explicit is not None and launched is not None and explicit != launched
-    ]
-    if overruled and warn:
-        message = f"the script's own {', '.join(overruled)} overrules what {defaults.source} says"
-        warnings.warn(message, stacklevel=4)
+    if warn:
+        _warn(list(given.values()), defaults.source)
     merged = {key: launched if explicit is None else explicit for key, (_, explicit, launched) in given.items()}
-    steps = merged["grad_accum_steps"] or 1
+    steps = 1 if merged["grad_accum_steps"] is None else merged["grad_accum_steps"]
     if steps < 1:
         raise SettingError(f"gradient_accumulation_steps={steps}: must be at least 1")
-    deterministic = bool(merged["deterministic"])
+    certain = bool(merged["deterministic"])
     return Choices(
         strategy=merged["strategy"] or "auto",
         precision=merged["precision"] or "no",
         grad_accum_steps=steps,
-        seed=0 if merged["seed"] is None and deterministic else merged["seed"],
-        deterministic=deterministic,
+        seed=0 if certain and merged["seed"] is None else merged["seed"],
+        deterministic=certain,
     )
+
+
+def _warn(given: list[tuple[str, Any, Any]], source: str) -> None:
+    """One warning that names every setting in which the script and the launch differ."""
+    overruled = [
+        f"{name}={explicit!r} (not {launched!r})"
+        for name, explicit, launched in given
+        if None not in (explicit, launched) and explicit != launched
+    ]
+    if overruled:
+        message = f"the script's own {', '.join(overruled)} wins over what {source} says"
+        warnings.warn(message, stacklevel=5)

@@ -18,7 +18,8 @@ class CommunicationMethods:
         """Tensors of all ranks joined along their first dimension, in the order of ranks; nested structures are kept.
 
         A tensor without dimensions becomes one of as many as there are ranks. One rank: the argument itself. Raises
-        DistributedOperationException on every rank, with all shapes, when shapes or types differ; TypeError for leaves that are not tensors.
+        DistributedOperationException on every rank, with all shapes, when shapes or types differ, and TypeError for leaves
+        that are not tensors.
         """
         return self.operations.gather(tensor)
 

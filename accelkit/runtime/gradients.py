@@ -30,14 +30,18 @@ class GradientState:
     sync_with_dataloader: bool
     sync_each_batch: bool
 
-    def __new__(cls, plugin: GradientAccumulationPlugin | None = None) -> "GradientState":
+    def __new__(cls, plugin: GradientAccumulationPlugin | None = None) -> "GradientState":  # noqa: ARG004, PYI034
         """The one object; made at the first call."""
         if cls._shared is None:
             cls._shared = super().__new__(cls)
-            cls._shared._start()
         return cls._shared
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GradientState, ()
+
     def __init__(self, plugin: GradientAccumulationPlugin | None = None) -> None:
+        if not hasattr(self, "_active"):
+            self._start()
         if plugin is not None:
             self.num_steps = plugin.num_steps or 1
             self.adjust_scheduler = plugin.adjust_scheduler

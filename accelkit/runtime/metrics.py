@@ -1,5 +1,7 @@
 """Gathering what a step computed, without the samples that were repeated to fill the ranks' shares."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,30 +21,34 @@ def gather_for_metrics(
     whose round is not complete, what was repeated is cut: of a tensor whose first dimension counts the samples of this rank's batch, and
     of a list of that length. Anything else (a loss without dimensions, a matrix of another height) is gathered whole.
     """
-    carrier = operations.carrier
-    if carrier.size == 1:
+    size, rank = operations.carrier.size, operations.carrier.rank
+    if size == 1:
         return data
-    as_objects = use_gather_object or not all(isinstance(leaf, torch.Tensor) for leaf in structure.leaves(data))
-    stop = (structure.is_list if use_gather_object else structure.is_flat) if as_objects else None
-    if tail is not None and len(tail.counts) != carrier.size:
-        tail = None
-    counts = _counts(data, tail, carrier.rank, stop) if tail is not None else ()
-    filled = _level(data, counts, carrier.rank, stop) if counts else data
-    if as_objects:
-        gathered = operations.gather_mixed(filled, lists=use_gather_object)
-    else:
-        gathered = operations.gather(filled)
-    if tail is None:
-        return gathered
+    stop, gather = _way(operations, data, use_gather_object)
+    if tail is None or len(tail.counts) != size:
+        return gather(data)
+    counts = _counts(data, tail, stop)
     keep = tuple(count if kept < 0 else kept for kept, count in zip(tail.keep, counts, strict=True))
+    gathered = gather(_level(data, counts, rank, stop))
     cut = [
-        _cut(whole, counts, keep) if _length(mine) == counts[carrier.rank] else whole
+        _cut(whole, counts, keep) if _length(mine) == counts[rank] else whole
         for mine, whole in zip(structure.leaves(data, stop), _leaves_like(data, gathered, stop), strict=True)
     ]
     return structure.with_leaves(data, cut, stop)
 
 
-def _counts(data: Any, tail: Tail, rank: int, stop: structure.Predicate | None) -> tuple[int, ...]:
+def _way(
+    operations: NestedCollectives, data: Any, use_gather_object: bool
+) -> tuple[structure.Predicate | None, Callable[[Any], Any]]:
+    """What counts as a leaf besides tensors, and what gathers: tensors alone travel faster than objects."""
+    if use_gather_object:
+        return structure.is_list, partial(operations.gather_mixed, lists=True)
+    if all(isinstance(leaf, torch.Tensor) for leaf in structure.leaves(data)):
+        return None, operations.gather
+    return structure.is_flat, partial(operations.gather_mixed, lists=False)
+
+
+def _counts(data: Any, tail: Tail, stop: structure.Predicate | None) -> tuple[int, ...]:
     """Samples in each rank's batch; where the sampler could not tell, all have as many as this rank's first tensor."""
     if -1 not in tail.counts:
         return tail.counts

@@ -50,7 +50,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return f"{type(self).__name__}({self.optimizer!r})"
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The inner optimizer's state."""
         return self.optimizer.state
 
@@ -59,7 +59,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer.state = value
 
     @property
-    def param_groups(self) -> Any:  # type: ignore[override]
+    def param_groups(self) -> Any:
         """The inner optimizer's groups of parameters."""
         return self.optimizer.param_groups
 
@@ -68,7 +68,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer.param_groups = value
 
     @property
-    def defaults(self) -> Any:  # type: ignore[override]
+    def defaults(self) -> Any:
         """The inner optimizer's defaults."""
         return self.optimizer.defaults
 
@@ -104,7 +104,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         else:
             self.optimizer.zero_grad()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step, when this step completes a window. Without a scaler, returns what the inner optimizer returns."""
         if not self.gradient_state.sync_gradients:
             self._was_skipped = False

@@ -57,7 +57,7 @@ def _rank() -> int:
 
 def _numpy() -> types.ModuleType | None:
     try:
-        import numpy
+        import numpy  # noqa: ICN001  (handed on, not used here)
     except ImportError:
         return None
     return numpy

@@ -47,7 +47,7 @@ class AcceleratedScheduler:
             return
         if not self.gradient_state.sync_gradients:
             if self.gradient_state.adjust_scheduler and hasattr(self.scheduler, "_step_count"):
-                self.scheduler._step_count += 1
+                self.scheduler._step_count += 1  # noqa: SLF001  (torch warns about the order of calls by it)
             return
         for optimizer in self.optimizers:
             if optimizer.step_was_skipped:

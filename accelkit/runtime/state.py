@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from accelkit.runtime import devices, env
-from accelkit.runtime.collectives.base import Collectives
 from accelkit.runtime.collectives.local import LocalCollectives
 from accelkit.runtime.collectives.nested import NestedCollectives
 from accelkit.runtime.collectives.torch_dist import TorchCollectives
@@ -33,16 +32,14 @@ class PartialState(ProcessActions):
 
     _shared: "PartialState | None" = None
 
-    def __new__(cls, cpu: bool = False, **init_kwargs: Any) -> "PartialState":
+    def __new__(cls, cpu: bool = False, **init_kwargs: Any) -> "PartialState":  # noqa: ARG004, PYI034
         """The one object; made at the first call."""
-        if PartialState._shared is None:
-            made = super().__new__(cls)
-            made._start(cpu, **init_kwargs)
-            PartialState._shared = made
-        return PartialState._shared
+        return PartialState._shared or super().__new__(cls)
 
     def __init__(self, cpu: bool = False, **init_kwargs: Any) -> None:
-        """Everything is decided when the one object is made."""
+        if PartialState._shared is None:
+            self._start(cpu, **init_kwargs)
+            PartialState._shared = self
 
     def _start(self, cpu: bool, **init_kwargs: Any) -> None:
         self.defaults = env.read_defaults()
@@ -63,7 +60,7 @@ class PartialState(ProcessActions):
             self._init_group(**self._init_kwargs)
             self._owns_group = True
             atexit.register(_destroy_on_the_way_out)
-        carrier: Collectives = TorchCollectives() if self.world.size > 1 else LocalCollectives()
+        carrier = TorchCollectives() if self.world.size > 1 else LocalCollectives()
         self.operations = NestedCollectives(carrier, _control_device(self._device))
 
     def _init_group(
@@ -73,7 +70,7 @@ class PartialState(ProcessActions):
         if self.kind.indexed:
             arguments["device_id"] = self._device
         if self.world.size == 1:
-            arguments |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+            arguments |= {"store": _lone_store(), "rank": 0, "world_size": 1}
         elif init_method is not None:
             arguments |= {"init_method": init_method, "rank": self.world.rank, "world_size": self.world.size}
         dist.init_process_group(**arguments)
@@ -83,6 +80,11 @@ class PartialState(ProcessActions):
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
         self._owns_group = False
+
+    @classmethod
+    def current(cls) -> "PartialState | None":
+        """The one object; None before it was made."""
+        return PartialState._shared
 
     @classmethod
     def _reset_state(cls) -> None:
@@ -143,7 +145,7 @@ class AcceleratorState:
     strategy_name: str
     partial: PartialState
 
-    def __new__(cls, mixed_precision: str | None = None, cpu: bool = False) -> "AcceleratorState":
+    def __new__(cls, mixed_precision: str | None = None, cpu: bool = False) -> "AcceleratorState":  # noqa: PYI034
         """The one object."""
         found = cls._shared
         if found is None:
@@ -189,7 +191,7 @@ class AcceleratorState:
         """Forget the shared object, with `reset_partial_state` that of PartialState too."""
         cls._shared = None
         if reset_partial_state:
-            PartialState._reset_state()
+            PartialState._reset_state()  # noqa: SLF001  (the name of the API family)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "partial" not in self.__dict__:
@@ -205,6 +207,12 @@ def _adopted_world() -> env.World | None:
     return env.World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=told.local_rank)
 
 
+def _lone_store() -> Any:
+    """Where a group of one meets itself: no address, no port."""
+    made: Any = dist.__dict__["HashStore"]()
+    return made
+
+
 def _control_device(device: torch.device) -> torch.device:
     """Where small tensors travel: the CPU, unless the group has no backend for it."""
     return torch.device("cpu") if "cpu:" in str(dist.get_backend_config()) else device
@@ -212,5 +220,6 @@ def _control_device(device: torch.device) -> torch.device:
 
 def _destroy_on_the_way_out() -> None:
     """Take the group down at exit. A rank that ends by an exception leaves it: the others must not be waited for."""
-    if getattr(sys, "last_value", None) is None and PartialState._shared is not None:
-        PartialState._shared.destroy_process_group()
+    state = PartialState.current()
+    if getattr(sys, "last_value", None) is None and state is not None:
+        state.destroy_process_group()

@@ -10,7 +10,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -100,7 +100,7 @@ def _rebuild_tuple(data: Any, values: Sequence[Any]) -> Any:
 
 def _rebuild_mapping(data: Mapping[Any, Any], values: Sequence[Any]) -> Any:
     if isinstance(data, MutableMapping):
-        made = cast("MutableMapping[Any, Any]", copy.copy(data))
+        made = copy.copy(data)
         for key, value in zip(list(data), values, strict=True):
             made[key] = value
         return made

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accelkit.runtime import results, structure
+from accelkit.runtime import results
 from accelkit.runtime.accumulate import Accumulation
 from accelkit.runtime.data.loader import skip_first_batches
 from accelkit.runtime.gradients import GradientState

@@ -148,7 +148,7 @@ def flatten(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def unflatten(flat: torch.Tensor, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The inverse of :func:`flatten`; the parts are tensors of their own."""
-    parts = flat.split([leaf.numel() for leaf in leaves])
+    parts = torch.split(flat, [leaf.numel() for leaf in leaves])
     if len(leaves) > 1:
         parts = tuple(part.clone() for part in parts)
     return [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]

@@ -1,9 +1,9 @@
 """The batch sampler of a prepared loader: this rank's batches out of another batch sampler, which it wraps and never rebuilds."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import BatchSampler, Sampler
 
@@ -52,7 +52,6 @@ class RankBatches(Sampler[Any]):
             dealt = self._dealt
             return mark_padding(
                 batches,
-                plan,
                 replicas=dealt.num_replicas,
                 length=len(dealt.dataset),
                 per_rank=dealt.num_samples,
@@ -63,4 +62,4 @@ class RankBatches(Sampler[Any]):
 
 
 def _count_samples(inner: Any) -> int | None:
-    return len(inner.sampler) if type(inner) is BatchSampler else None
+    return len(cast("Sized", inner.sampler)) if type(inner) is BatchSampler else None

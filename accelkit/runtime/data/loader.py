@@ -63,7 +63,7 @@ class PreparedLoader(DataLoader[Any]):
         self._used = False
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # type: ignore[override]
+    def __class__(self) -> type:
         """The class of the loader that was prepared: `isinstance` tells no difference."""
         return type(self.base)
 
@@ -138,8 +138,7 @@ class PreparedLoader(DataLoader[Any]):
     def skipped(self, steps: int) -> PreparedLoader:
         """A view whose next epoch leaves out its first `steps` steps, once; it shares epochs with this loader."""
         view = copy.copy(self)
-        view._skip = self._skip + steps
-        view._used = False
+        view.__dict__.update(_skip=self._skip + steps, _used=False)
         return view
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

@@ -49,7 +49,7 @@ def prepare_data_loader(
     alone = not shard or _serves_one_rank(inner, size)
     plan = _plan(loader, batch_size, drop_last, rank, 1 if alone else size, config)
     if not samplers.is_ordered(inner):
-        inner = samplers.agree(inner, _agree_on_seed(loader, inner, config, agree))
+        inner = samplers.agree(inner, _agree_on_seed(inner, config, agree))
     base = copy.copy(loader)
     base.__dict__.update({attribute: RankBatches(inner, plan), "_iterator": None})
     return PreparedLoader(base, plan=plan, epochs=_epochs(loader, inner), state=state, move=mover(device, config))
@@ -102,7 +102,7 @@ def _serves_one_rank(inner: Any, size: int) -> bool:
     return True
 
 
-def _agree_on_seed(loader: Any, inner: Any, config: DataLoaderConfiguration, agree: Agree) -> int:
+def _agree_on_seed(inner: Any, config: DataLoaderConfiguration, agree: Agree) -> int:
     """One seed for all ranks, and one state of the script's own generator where it has one."""
     generator = samplers.own_generator(inner)
     given = samplers.own_seed(inner)

@@ -145,7 +145,7 @@ def agree(sampler: Any, seed: int) -> Any:
         return made
     if type(sampler) is RandomSampler:
         return SeedableRandomSampler(
-            sampler.data_source, sampler.replacement, sampler._num_samples, sampler.generator, seed
+            sampler.data_source, sampler.replacement, sampler.num_samples, sampler.generator, seed
         )
     return IsolatedSampler(sampler, seed)
 

@@ -157,7 +157,7 @@ def _count_slices(batches: int, plan: Plan, samples: int | None) -> int:
 
 
 def mark_padding(
-    batches: Iterator[Batch], plan: Plan, *, replicas: int, length: int, per_rank: int, seen: int = 0
+    batches: Iterator[Batch], *, replicas: int, length: int, per_rank: int, seen: int = 0
 ) -> Iterator[Share]:
     """Batches of a sampler that already serves this rank alone, and has repeated samples so that ranks are even.
 

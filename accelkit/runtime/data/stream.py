@@ -20,7 +20,7 @@ class Tailed:
         """Pin what is inside."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return Tailed(pin_memory(self.value), self.tail)
+        return Tailed(pin_memory(self.value), self.tail)  # type: ignore[no-untyped-call]
 
 
 class StreamShare(IterableDataset[Any]):
@@ -56,6 +56,7 @@ class TailedCollate:
         """The argument is one ready batch, not a list of samples."""
 
     def __call__(self, items: Any) -> Any:
+        """Collate samples, or convert a ready batch."""
         if self.whole:
             if isinstance(items, Tailed):
                 return Tailed(self.inner(items.value), items.tail)

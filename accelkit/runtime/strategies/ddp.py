@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from torch import nn
-from torch.distributed.algorithms.join import Join
+from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 
 from accelkit.runtime.settings import DistributedDataParallelKwargs, Handlers
@@ -52,5 +52,5 @@ class DDPStrategy(Strategy):
 
     def join(self, models: Sequence[nn.Module], *, enable: bool) -> AbstractContextManager[Any]:
         """Ranks that are out of batches answer the collectives of those that are not."""
-        wrapped = [model for model in models if isinstance(model, DistributedDataParallel)]
+        wrapped: list[Joinable] = [model for model in models if isinstance(model, DistributedDataParallel)]
         return Join(wrapped, enable=enable, throw_on_early_termination=False) if wrapped else NOTHING
