@@ -5,6 +5,14 @@ from typing import Final, Literal
 
 RESULT_VERSION: Final = 1
 
+_PEER_GONE: Final = (
+    "Connection reset by peer",
+    "Connection closed by peer",
+    "remote process exited or there was a network error",
+    "Broken pipe",
+)
+"""What gloo, NCCL and torch's store say when the other end is gone."""
+
 Cause = Literal["ok", "error", "exit", "signal", "oom", "stopped"]
 """How a rank ended.
 
@@ -53,8 +61,21 @@ class RankResult:
 
     @property
     def failed_at(self) -> float:
-        """The time that decides which failure was first."""
+        """When it failed, as well as is known: an exception's own time, else the end of the process."""
         return self.error.time if self.error else self.ended_at
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """Whether it failed because another rank's connection went away: a consequence, though its clock may say it was first.
+
+        The kernel closes a dying rank's connections before anybody can note the time of its death.
+        """
+        return self.error is not None and any(words in self.error.message for words in _PEER_GONE)
+
+    @property
+    def precedence(self) -> tuple[bool, float]:
+        """The least of these among all failures is the root cause."""
+        return self.lost_a_peer, self.failed_at
 
 
 @dataclass(frozen=True, kw_only=True)

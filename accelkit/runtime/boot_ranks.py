@@ -192,7 +192,7 @@ class Ranks:
             self._failed(rank.result)
 
     def _failed(self, result: RankResult) -> None:
-        if self._first is None or result.failed_at < self._first.failed_at:
+        if self._first is None or result.precedence < self._first.precedence:
             self._first = result
         if self._stop_at is None and not self._stopping:
             self._stop_at = time.monotonic() + self._spec.failure_grace

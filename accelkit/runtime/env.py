@@ -84,6 +84,12 @@ def metrics_file() -> Path | None:
     return Path(path) if path else None
 
 
+def exchange_folder() -> Path | None:
+    """The run's exchange folder; None when kit did not launch this process."""
+    spec = os.environ.get(names.ENV_SPEC)
+    return Path(spec).parent if spec else None
+
+
 def output_dir() -> Path:
     """The folder for what the run produces: the launch's, else `outputs` in the working folder."""
     return Path(os.environ.get(names.ENV_OUTPUT_DIR) or "outputs")

@@ -44,7 +44,7 @@ def root_cause(plan: LaunchPlan, ranks: tuple[RankResult, ...], exits: list[Node
 
     A node whose container was killed outright leaves no results of its ranks: it comes first when it exited before any rank failed.
     """
-    failed = sorted((r for r in ranks if r.cause not in ("ok", "stopped")), key=lambda r: r.failed_at)
+    failed = sorted((r for r in ranks if r.cause not in ("ok", "stopped")), key=lambda r: r.precedence)
     first = next((e for e in exits if e.code != 0), None)
     reported = {r.node for r in ranks}
     silent = [e for e in exits if e.code != 0 and e.node not in reported]

@@ -35,6 +35,16 @@ class Terminal:
         render.note(text)
 
 
+class Quiet:
+    """Prints nothing: the logs are in the run's folder."""
+
+    def line(self, line: Line) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+
 class LogFile:
     """Writes both into one file: the screen of a run that nobody watches."""
 
