@@ -138,7 +138,7 @@ class PreparedLoader(DataLoader[Any]):
     def skipped(self, steps: int) -> PreparedLoader:
         """A view whose next epoch leaves out its first `steps` steps, once; it shares epochs with this loader."""
         view = copy.copy(self)
-        view.__dict__.update(_skip=self._skip + steps, _used=False)
+        view.__dict__.update(_skip=steps + (0 if self._used else self._skip), _used=False)
         return view
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

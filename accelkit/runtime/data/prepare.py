@@ -80,7 +80,7 @@ def _plan(loader: Any, batch_size: Any, drop_last: bool, rank: int, size: int, c
                 hint=f"use a batch size that is a multiple of {size}, for example {-(-known // size) * size}",
             )
     return Plan(
-        rank=rank,
+        rank=rank if size > 1 else 0,
         size=size,
         batch_size=known,
         drop_last=bool(drop_last),

@@ -38,12 +38,13 @@ class StreamShare(IterableDataset[Any]):
         if plan.batch_size is None:
             yield from (item if tail is None else Tailed(item, tail) for item, tail in deal(items, plan))
             return
-        for share, tail in deal(_chunks(items, plan.batch_size), plan):
+        for share, tail in deal(_chunks(items, plan.batch_size, plan.drop_last), plan):
             yield from share if tail is None else (Tailed(item, tail) for item in share)
 
 
-def _chunks(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    while chunk := list(islice(items, size)):
+def _chunks(items: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
+    least = size if drop_last else 1
+    while len(chunk := list(islice(items, size))) >= least:
         yield chunk
 
 
