@@ -1,1 +1,1 @@
-"""Test bodies on every rank, in containers or as local processes: a pytest plug-in."""
+"""The pytest plug-in: test bodies on every rank, in containers or as local processes."""

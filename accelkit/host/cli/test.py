@@ -21,7 +21,7 @@ FAILING_CODE = 7
 
 @app.command()
 @options.of(RunConfig)
-def test(
+def self_test(
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
     config_file: Path = options.CONFIG_FILE,
     given: dict[str, Any] | None = None,

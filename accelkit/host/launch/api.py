@@ -139,10 +139,15 @@ def _open_to_others(run_dir: Path) -> None:
         folder.chmod(0o777)
 
 
-def supervise_run(store: Store, record: Record, screen: Screen, guard: Guard) -> Record:
-    """Start the recorded plan, watch it to its end, clean up, and return the record with its outcome."""
+def supervise_run(
+    store: Store, record: Record, screen: Screen, guard: Guard, backend: base.Backend | None = None
+) -> Record:
+    """Start the recorded plan, watch it to its end, clean up, and return the record with its outcome.
+
+    `backend`: instead of the one that the plan names.
+    """
     plan = record.plan
-    backend = base.make(plan)
+    backend = backend or base.make(plan)
     supervisor = Supervisor(backend, len(plan.nodes), screen, timeout=plan.timeout)
     record = dataclasses.replace(record, state="running", supervisor=liveness.this_process())
     guard.redirect(supervisor.deliver)

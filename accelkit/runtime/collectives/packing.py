@@ -7,6 +7,7 @@ import torch
 
 from accelkit.runtime import structure
 
+_ODD_INTEGERS: Final = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 _ALIGN: Final = 16
 """Bytes: every type can be viewed at a multiple of it."""
 
@@ -132,13 +133,13 @@ def pad(leaf: torch.Tensor, dim: int, size: int, value: float, *, first: bool) -
 
 
 def for_reduction(leaf: torch.Tensor, reduction: str) -> torch.Tensor:
-    """What is sent for a leaf: backends neither add booleans nor, on the CPU, keep small floats exact."""
+    """What is sent for a leaf: no backend takes every type, and gloo adds half precision badly."""
     leaf = leaf.detach().resolve_conj().resolve_neg()
     if leaf.dtype is torch.bool:
         return leaf.to(torch.uint8 if reduction == "max" else torch.int64)
     if leaf.dtype in (torch.float16, torch.bfloat16) and leaf.device.type == "cpu":
         return leaf.float()
-    return leaf
+    return leaf.to(torch.int64) if leaf.dtype in _ODD_INTEGERS else leaf
 
 
 def flatten(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -158,8 +159,12 @@ def reduced(work: torch.Tensor, leaf: torch.Tensor, reduction: str, size: int, s
     """The finished value of a leaf from what was reduced: divided, scaled, and of the right type."""
     if reduction == "mean":
         work = work / size
-    elif leaf.dtype is torch.bool and reduction == "max":
-        work = work.to(torch.bool)
     if scale != 1.0:
         work = work * scale
-    return work.to(leaf.dtype) if leaf.is_floating_point() else work
+    if leaf.is_floating_point() or (reduction != "mean" and scale == 1.0 and not _counts(leaf, reduction)):
+        return work.to(leaf.dtype)
+    return work
+
+
+def _counts(leaf: torch.Tensor, reduction: str) -> bool:
+    return leaf.dtype is torch.bool and reduction == "sum"

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accelkit.runtime import rng, structure
 from accelkit.runtime.data import sampler as samplers
@@ -134,6 +134,8 @@ def _prepare_stream(loader: Any, plan: Plan, state: LoopState, move: Move | None
     share = StreamShare(loader.dataset, plan)
     if plan.size > 1:
         base.__dict__.update(dataset=share, collate_fn=collate, batch_size=plan.share)
+        if plan.share is not None:  # what tells the reading process how many samples make a batch
+            base.__dict__["batch_sampler"] = BatchSampler(loader.sampler, plan.share, drop_last=False)
     base.__dict__["_iterator"] = None
     others = [loader.dataset] if hasattr(loader.dataset, "set_epoch") else []
     return PreparedLoader(base, plan=plan, epochs=Epochs([], others, data_changes=bool(others)), state=state, move=move)

@@ -25,7 +25,7 @@ def _expect(found: object, wanted: object, what: str) -> None:
 
 
 def collectives(accelerator: Accelerator) -> None:
-    """Collectives give the known values"""
+    """Collectives give the known values."""
     rank, size = accelerator.process_index, accelerator.num_processes
     mine = torch.tensor([rank], device=accelerator.device)
     _expect(accelerator.gather(mine).tolist(), list(range(size)), "gather")
@@ -37,13 +37,13 @@ def collectives(accelerator: Accelerator) -> None:
 
 
 def objects(accelerator: Accelerator) -> None:
-    """Objects are gathered in the order of ranks"""
+    """Objects are gathered in the order of ranks."""
     found = accelerator.gather_object([("rank", accelerator.process_index)])
     _expect(found, [("rank", r) for r in range(accelerator.num_processes)], "gather_object")
 
 
 def loader(accelerator: Accelerator) -> None:
-    """A sharded loader gives what an unsharded one gives"""
+    """A sharded loader gives what an unsharded one gives."""
     size = accelerator.num_processes
     data = TensorDataset(torch.arange(8 * size))
     seen = [batch for (batch,) in accelerator.prepare_data_loader(DataLoader(data, batch_size=2))]
@@ -53,7 +53,7 @@ def loader(accelerator: Accelerator) -> None:
 
 
 def metrics(accelerator: Accelerator) -> None:
-    """Gathered metrics hold every sample once"""
+    """Gathered metrics hold every sample once."""
     for length in (1, 2, 7, 16, 17):
         prepared = accelerator.prepare_data_loader(DataLoader(TensorDataset(torch.arange(length)), batch_size=3))
         found = [value for (batch,) in prepared for value in accelerator.gather_for_metrics(batch).tolist()]
@@ -61,14 +61,14 @@ def metrics(accelerator: Accelerator) -> None:
 
 
 def seeds(accelerator: Accelerator) -> None:
-    """The same seed gives the same numbers on every rank"""
+    """The same seed gives the same numbers on every rank."""
     set_seed(11)
     drawn = accelerator.gather(torch.rand(1, device=accelerator.device))
     _expect(len(set(drawn.tolist())), 1, "different numbers")
 
 
 def training(accelerator: Accelerator) -> None:
-    """Training on all ranks equals training on one"""
+    """Training on all ranks equals training on one."""
     set_seed(3)
     size = accelerator.num_processes
     inputs = torch.randn(TRAIN_STEPS * 4 * size, 6)
