@@ -36,6 +36,8 @@ class Accelerator(TrainingMethods, CommunicationMethods):
     Settings that are not given come from the launch (`kit run`, or KIT_* variables), and then from the defaults; a setting
     that is given wins over the launch's, with a warning that names both.
 
+    A further Accelerator in the same process shares the settings of the first.
+
     Args:
         device_placement: put models, batches and optimizer state on `device`.
         mixed_precision: "no", "bf16" or "fp16". Weights stay float32; forward runs under autocast.
@@ -73,18 +75,20 @@ class Accelerator(TrainingMethods, CommunicationMethods):
         plugin = _one_plugin(gradient_accumulation_plugin, gradient_accumulation_steps)
         self._partial = PartialState(cpu=cpu, **handlers.get(InitProcessGroupKwargs).to_kwargs())
         self.operations = self._partial.operations
+        earlier = AcceleratorState.current()
         chosen = choices.choose(
             self._partial.defaults,
-            strategy=strategy,
-            precision=mixed_precision,
+            strategy=strategy or (earlier.strategy_name if earlier else None),
+            precision=mixed_precision or (earlier.mixed_precision if earlier else None),
             grad_accum_steps=plugin.num_steps,
             seed=seed,
             deterministic=deterministic,
-            warn=self._partial.is_main_process,
+            warn=self._partial.is_main_process and earlier is None,
         )
         self._settle(chosen, handlers, cpu)
         plugin.num_steps = chosen.grad_accum_steps
-        self.gradient_state = GradientState(plugin)
+        said = gradient_accumulation_plugin is not None or gradient_accumulation_steps is not None
+        self.gradient_state = GradientState(plugin if said or earlier is None else None)
         self._accumulation = Accumulation(self.gradient_state)
         self.device_placement = device_placement
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()

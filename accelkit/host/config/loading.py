@@ -142,7 +142,7 @@ def _known(key: str, located: Located, problems: list[Problem]) -> bool:
     if key in known:
         return True
     if section in SECTIONS and not name:
-        if located.value is not None:
+        if located.value not in (None, {}):
             problems.append(Problem(where=located.where, key=key, what="is not a mapping", allowed="keys and values"))
         return False
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or difflib.get_close_matches(

@@ -60,7 +60,7 @@ def _walk(
             )
             continue
         seen[name] = line
-        if isinstance(value_node, yaml.MappingNode) and not prefix:
+        if isinstance(value_node, yaml.MappingNode) and value_node.value and not prefix:
             _walk(value_node, key, shown, kind, found, problems)
         else:
             value = yaml.SafeLoader("")  # a constructor alone: the nodes are already there

@@ -1,0 +1,225 @@
+"""boot: starts the ranks of a node, relays them, ends them together. Real processes, no torch."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelkit.contract import codec, names
+from accelkit.contract.results import NodeReport, RankResult
+from accelkit.contract.spec import LaunchSpec, Program, RuntimeSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+BOOT = [sys.executable, "-c", "from accelkit.runtime.boot import main; main()"]
+
+
+class World:
+    """One node's folder and the process that runs it."""
+
+    def __init__(self, folder: Path, script: str, ranks: int = 2, **more: Any) -> None:
+        """`script`: the text of what every rank runs; `more`: fields of the spec."""
+        self.folder = folder
+        (folder / "logs").mkdir()
+        (folder / "script.py").write_text(textwrap.dedent(script))
+        program = more.pop("program", Program(kind="script", target="script.py", args=("--flag",)))
+        spec = LaunchSpec(
+            run_id="r", nodes=1, procs_per_node=ranks, master_addr="127.0.0.1", master_port=29500, program=program,
+            workdir=str(folder), exchange_dir=str(folder), output_dir=str(folder), ranks_on_machine=ranks,
+            failure_grace=0.3, stop_grace=1.0, **more,
+        )  # fmt: skip
+        codec.write(folder / names.SPEC_FILE, spec)
+
+    def start(self) -> "subprocess.Popen[str]":
+        """boot, left running."""
+        return subprocess.Popen(
+            [*BOOT, str(self.folder / names.SPEC_FILE), "--node", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self) -> tuple[int, str, str]:
+        """Exit code, standard output and error of a whole run."""
+        with self.start() as process:
+            out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def result(self, rank: int) -> RankResult:
+        """What boot wrote about a rank."""
+        return codec.read(RankResult, self.folder / names.rank_file(rank))
+
+
+LAST = "import os, sys, time, signal\nlast = os.environ['RANK'] == '1'\n"
+
+
+def test_every_rank_gets_its_place_its_arguments_and_prefixed_lines(tmp_path: Path) -> None:
+    """Ranks, threads and arguments are right; lines are prefixed, logs are not."""
+    world = World(tmp_path, "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'], sys.argv)",
+                  threads=3)  # fmt: skip
+    code, out, _ = world.run()
+
+    assert code == 0
+    assert sorted(out.splitlines()) == [f"[node0 rank{r}] {r} 2 3 ['script.py', '--flag']" for r in (0, 1)]
+    assert (tmp_path / names.rank_log_file(1)).read_text() == "1 2 3 ['script.py', '--flag']\n"
+    report = codec.read(NodeReport, tmp_path / names.node_file(0))
+    assert (report.state, report.exit_code, report.threads) == ("ended", 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "cause"),
+    [
+        ("raise ValueError('boom')", 1, "error"),
+        ("sys.exit(7)", 7, "exit"),
+        ("sys.exit('words')", 1, "exit"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "signal"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "signal"),
+        ("os._exit(3)", 3, "exit"),
+    ],
+)
+def test_the_first_failure_is_named_and_ends_the_others(tmp_path: Path, how: str, code: int, cause: str) -> None:
+    """Its exit code is boot's; the rank that would sleep for ever is stopped, as a consequence."""
+    world = World(tmp_path, f"{LAST}if last: {how}\ntime.sleep(600)\n")
+    started = time.monotonic()
+    found, _, _ = world.run()
+
+    assert found == code
+    assert time.monotonic() - started < 20
+    assert (world.result(1).cause, world.result(1).exit_code) == (cause, code)
+    assert world.result(0).cause == "stopped"
+
+
+def test_an_exception_is_told_with_its_place(tmp_path: Path) -> None:
+    """Type, message, file and line of the user's own code; the traceback has no frame of kit's."""
+    script = "import json\n\ndef inner():\n    json.loads('{')\n\ninner()\n"
+    world = World(tmp_path, script, ranks=1)
+    code, _, err = world.run()
+    error = world.result(0).error
+
+    assert code == 1
+    assert error is not None
+    assert (error.type, error.file, error.line) == ("json.decoder.JSONDecodeError", str(tmp_path / "script.py"), 4)
+    assert "rank_main" not in error.traceback
+    assert "[node0 rank0] Traceback (most recent call last):" in err
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """Waiting has a limit."""
+    world = World(tmp_path, f"{LAST}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif last: sys.exit(5)\ntime.sleep(600)\n")
+    code, _, _ = world.run()
+
+    assert code == 5
+    assert (world.result(0).cause, world.result(0).signal) == ("stopped", "SIGKILL")
+
+
+def test_nothing_of_a_rank_outlives_boot(tmp_path: Path) -> None:
+    """Grandchildren, also those that left the rank's session, are gone when boot is; open pipes do not hold it up."""
+    script = f"""
+    {LAST.replace(chr(10), '; ')}import subprocess
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    open("pid" + os.environ["RANK"], "w").write(str(child.pid))
+    """
+    World(tmp_path, script).run()
+
+    for rank in (0, 1):
+        pid = int((tmp_path / f"pid{rank}").read_text())
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_ranks_die_with_a_boot_that_is_killed(tmp_path: Path) -> None:
+    """No orphan goes on computing."""
+    world = World(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n", ranks=1)
+    with world.start() as boot:
+        assert boot.stdout is not None
+        pid = int(boot.stdout.readline().split()[-1])
+        boot.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_stops_the_node(tmp_path: Path, number: int, code: int) -> None:
+    """Every rank gets SIGTERM and is recorded as stopped."""
+    world = World(tmp_path, "import time\nprint('up', flush=True)\ntime.sleep(600)\n", ranks=1)
+    with world.start() as boot:
+        assert boot.stdout is not None
+        boot.stdout.readline()
+        boot.send_signal(number)
+        boot.communicate(timeout=30)
+
+    assert boot.returncode == code
+    assert world.result(0).cause == "stopped"
+
+
+def test_output_of_any_kind_arrives(tmp_path: Path) -> None:
+    """Floods, lines without an end, bytes that are no text, progress bars: whole, in order, a line at a time."""
+    script = """
+    import sys
+    for i in range(20000): print("x" * 50, i)
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"\\xff\\xfe ok\\n")
+    print("10%\\r20%\\r30%")
+    sys.stdout.write("no end")
+    """
+    world = World(tmp_path, script, ranks=1)
+    with world.start() as boot:
+        assert boot.stdout is not None
+        data = boot.stdout.buffer.read()
+    lines = data.split(b"\n")
+
+    assert [line.rpartition(b" ")[2] for line in lines[:20000]] == [str(i).encode() for i in range(20000)]
+    assert lines[20000:] == [b"[node0 rank0] \xff\xfe ok", b"[node0 rank0] 30%", b"[node0 rank0] no end", b""]
+
+
+def test_the_script_is_the_main_module(tmp_path: Path) -> None:
+    """Its classes pickle, and spawned processes find it."""
+    script = """
+    import multiprocessing, pickle
+    class Thing:
+        pass
+    def work(q): q.put(type(Thing()).__module__)
+    if __name__ == "__main__":
+        pickle.loads(pickle.dumps(Thing()))
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        process = context.Process(target=work, args=(queue,))
+        process.start()
+        print(queue.get(timeout=30), process.join(), __file__)
+    """
+    code, out, err = World(tmp_path, script, ranks=1).run()
+
+    assert (code, err) == (0, "")
+    assert out == f"[node0 rank0] __mp_main__ None {tmp_path}/script.py\n"
+
+
+def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:
+    """-m: the working folder is on the path."""
+    world = World(tmp_path, "", ranks=1, program=Program(kind="module", target="mod", args=("a",)))
+    (tmp_path / "mod.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    _, out, _ = world.run()
+
+    assert out == "[node0 rank0] __main__ ['a']\n"
+
+
+def test_deterministic_runs_have_fixed_hash_seeds(tmp_path: Path) -> None:
+    """PYTHONHASHSEED is set before the interpreter starts."""
+    world = World(tmp_path, "import os; print(hash('a'), os.environ['PYTHONHASHSEED'])", settings=RuntimeSettings(deterministic=True, seed=4))
+    _, out, _ = world.run()
+
+    assert len({line.split("] ")[1] for line in out.splitlines()}) == 1
+    assert out.rstrip().endswith(" 4")
+
+
+def test_the_users_variables_win_but_for_ranks(tmp_path: Path) -> None:
+    """--env overrules kit's thread counts, never the rendezvous."""
+    world = World(tmp_path, "import os, json; print(json.dumps(dict(os.environ)))", ranks=1, env={"OMP_NUM_THREADS": "9", "RANK": "7"})
+    _, out, _ = world.run()
+    found = json.loads(out.split("] ", 1)[1])
+
+    assert (found["OMP_NUM_THREADS"], found["RANK"]) == ("9", "0")
