@@ -109,7 +109,9 @@ def test_an_exception_is_told_with_its_place(tmp_path: Path) -> None:
 
 def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """Waiting has a limit."""
-    world = World(tmp_path, f"{LAST}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif last: sys.exit(5)\ntime.sleep(600)\n")
+    world = World(
+        tmp_path, f"{LAST}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif last: sys.exit(5)\ntime.sleep(600)\n"
+    )
     code, _, _ = world.run()
 
     assert code == 5
@@ -119,7 +121,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 def test_nothing_of_a_rank_outlives_boot(tmp_path: Path) -> None:
     """Grandchildren, also those that left the rank's session, are gone when boot is; open pipes do not hold it up."""
     script = f"""
-    {LAST.replace(chr(10), '; ')}import subprocess
+    {LAST.replace(chr(10), "; ")}import subprocess
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     open("pid" + os.environ["RANK"], "w").write(str(child.pid))
     """
@@ -209,7 +211,11 @@ def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:
 
 def test_deterministic_runs_have_fixed_hash_seeds(tmp_path: Path) -> None:
     """PYTHONHASHSEED is set before the interpreter starts."""
-    world = World(tmp_path, "import os; print(hash('a'), os.environ['PYTHONHASHSEED'])", settings=RuntimeSettings(deterministic=True, seed=4))
+    world = World(
+        tmp_path,
+        "import os; print(hash('a'), os.environ['PYTHONHASHSEED'])",
+        settings=RuntimeSettings(deterministic=True, seed=4),
+    )
     _, out, _ = world.run()
 
     assert len({line.split("] ")[1] for line in out.splitlines()}) == 1
@@ -218,7 +224,12 @@ def test_deterministic_runs_have_fixed_hash_seeds(tmp_path: Path) -> None:
 
 def test_the_users_variables_win_but_for_ranks(tmp_path: Path) -> None:
     """--env overrules kit's thread counts, never the rendezvous."""
-    world = World(tmp_path, "import os, json; print(json.dumps(dict(os.environ)))", ranks=1, env={"OMP_NUM_THREADS": "9", "RANK": "7"})
+    world = World(
+        tmp_path,
+        "import os, json; print(json.dumps(dict(os.environ)))",
+        ranks=1,
+        env={"OMP_NUM_THREADS": "9", "RANK": "7"},
+    )
     _, out, _ = world.run()
     found = json.loads(out.split("] ", 1)[1])
 

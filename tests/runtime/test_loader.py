@@ -43,6 +43,7 @@ class World:
         self._said: list[Any] = []
 
     def prepare(self, make: Any, shard: bool = True) -> list[PreparedLoader]:
+        """The prepared loader of every rank, of what `make(rank)` gives."""
         said: list[Any] = []
 
         def agree(value: Any) -> Any:
@@ -85,6 +86,7 @@ class Stream(IterableDataset[int]):
         yield from range(self.length)
 
     def set_epoch(self, epoch: int) -> None:
+        """Remember what was told."""
         self.epoch = epoch
 
 
@@ -113,7 +115,7 @@ def test_all_ranks_together_see_the_data_set(
         shuffle = False
     for length in range(1, 14):
         loaders = World(size, state).prepare(
-            lambda rank, length=length: DataLoader(dataset(length), batch_size, shuffle, drop_last=drop_last)
+            lambda _, length=length: DataLoader(dataset(length), batch_size, shuffle, drop_last=drop_last)
         )
         kept = length // (size * batch_size) * size * batch_size if drop_last else length
         lengths = {len(loader) for loader in loaders}
@@ -127,12 +129,12 @@ def test_all_ranks_together_see_the_data_set(
 
 def test_shuffled_epochs_differ_and_can_be_chosen(state: GradientState) -> None:
     """Each epoch has another order, the same on all ranks; `set_epoch` goes back to one, and so does a fresh loader of the same seed."""
-    loaders = World(2, state, data_seed=3).prepare(lambda rank: DataLoader(Numbers(32), 4, shuffle=True))
+    loaders = World(2, state, data_seed=3).prepare(lambda _: DataLoader(Numbers(32), 4, shuffle=True))
     first, second = epoch(loaders), epoch(loaders)
     for loader in loaders:
         loader.set_epoch(1)
     again = epoch(loaders)
-    fresh = World(2, state, data_seed=3).prepare(lambda rank: DataLoader(Numbers(32), 4, shuffle=True))
+    fresh = World(2, state, data_seed=3).prepare(lambda _: DataLoader(Numbers(32), 4, shuffle=True))
 
     assert sorted(first) == sorted(second) == list(range(32))
     assert first != second
@@ -143,9 +145,9 @@ def test_shuffled_epochs_differ_and_can_be_chosen(state: GradientState) -> None:
 def test_one_rank_and_two_see_the_same_order(state: GradientState) -> None:
     """A world of two, each with half of the batch size, has the global batches of one process."""
     torch.manual_seed(5)
-    one = World(1, state).prepare(lambda rank: DataLoader(Numbers(24), 8, shuffle=True))
+    one = World(1, state).prepare(lambda _: DataLoader(Numbers(24), 8, shuffle=True))
     torch.manual_seed(5)
-    two = World(2, state).prepare(lambda rank: DataLoader(Numbers(24), 4, shuffle=True))
+    two = World(2, state).prepare(lambda _: DataLoader(Numbers(24), 4, shuffle=True))
 
     assert epoch(one) == epoch(two)
 
@@ -233,7 +235,7 @@ class TensorNumbers(Numbers):
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samplers_of_any_making_give_all_ranks_one_order(state: GradientState, name: str) -> None:
     """Ranks whose global generators differ still share out one order, whole, twice in a row, and the global generator is left alone."""
-    loaders = World(2, state).prepare(lambda rank: SAMPLED[name]())
+    loaders = World(2, state).prepare(lambda _: SAMPLED[name]())
     length = len(loaders[0].dataset)
     orders = []
     for _ in range(2):
@@ -260,7 +262,7 @@ def test_samplers_of_any_making_give_all_ranks_one_order(state: GradientState, n
 def test_a_custom_batch_sampler_is_wrapped_and_not_rebuilt(state: GradientState) -> None:
     """The script's own batch sampler, whatever its constructor takes, is found inside."""
     made = Buckets(boundaries=[0, 2, 4])
-    loader = World(1, state).prepare(lambda rank: DataLoader(Numbers(4), batch_sampler=made))[0]
+    loader = World(1, state).prepare(lambda _: DataLoader(Numbers(4), batch_sampler=made))[0]
 
     assert loader.batch_sampler.inner is made
     assert loader.batch_sampler.boundaries == [0, 2, 4]
@@ -297,16 +299,16 @@ def test_a_loader_that_serves_one_rank_is_left_whole(state: GradientState) -> No
 
 def test_split_batches_divide_the_scripts_batch(state: GradientState) -> None:
     """With split_batches the batch size is the global one; one that does not divide is refused, with one that would."""
-    loaders = World(2, state, split_batches=True).prepare(lambda rank: DataLoader(Numbers(10), 4))
+    loaders = World(2, state, split_batches=True).prepare(lambda _: DataLoader(Numbers(10), 4))
 
     assert [next(iter(loader)).tolist() for loader in loaders] == [[0, 1], [2, 3]]
     assert [loader.batch_size for loader in loaders] == [2, 2]
     assert [loader.total_batch_size for loader in loaders] == [4, 4]
     with pytest.raises(SettingError, match="multiple of 2, for example 4"):
-        World(2, state, split_batches=True).prepare(lambda rank: DataLoader(Numbers(10), 3))
+        World(2, state, split_batches=True).prepare(lambda _: DataLoader(Numbers(10), 3))
     with pytest.raises(SettingError, match="needs a batch size"):
         World(2, state, split_batches=True).prepare(
-            lambda rank: DataLoader(Numbers(4), batch_sampler=Buckets(boundaries=[0, 2, 4]))
+            lambda _: DataLoader(Numbers(4), batch_sampler=Buckets(boundaries=[0, 2, 4]))
         )
 
 
@@ -314,7 +316,7 @@ def test_split_batches_divide_the_scripts_batch(state: GradientState) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_loader_without_data_has_no_steps(state: GradientState, empty: Any, size: int) -> None:
     """Nothing is yielded, nothing is raised, and no loop counts as running."""
-    for loader in World(size, state).prepare(lambda rank: empty()):
+    for loader in World(size, state).prepare(lambda _: empty()):
         assert list(loader) == []
         assert not state.in_dataloader
 
@@ -331,8 +333,8 @@ def test_a_view_skips_once(state: GradientState, kind: str, size: int, skip: int
         "stream": lambda: DataLoader(Stream(21), 2),
     }
     world = World(size, state, data_seed=1)
-    plain = world.prepare(lambda rank: makers[kind]())
-    views = [skip_first_batches(loader, skip) for loader in world.prepare(lambda rank: makers[kind]())]
+    plain = world.prepare(lambda _: makers[kind]())
+    views = [skip_first_batches(loader, skip) for loader in world.prepare(lambda _: makers[kind]())]
     whole = [[batch.tolist() for batch in loader] for loader in plain]
     second = epoch(plain)
 
@@ -350,7 +352,7 @@ def test_a_view_skips_once(state: GradientState, kind: str, size: int, skip: int
 
 def test_skips_add_up(state: GradientState) -> None:
     """A view of a view leaves out the steps of both."""
-    loader = World(1, state).prepare(lambda rank: DataLoader(Numbers(20), 2))[0]
+    loader = World(1, state).prepare(lambda _: DataLoader(Numbers(20), 2))[0]
     view = skip_first_batches(skip_first_batches(loader, 3), 2)
 
     assert len(view) == 5
@@ -360,8 +362,9 @@ def test_skips_add_up(state: GradientState) -> None:
 def test_skipping_reads_and_draws_nothing(state: GradientState) -> None:
     """After a skip of 90 % no skipped sample is read, ordered or shuffled, and a plain loader keeps its order."""
     for shuffle in (False, True):
-        data = Numbers(1000)
-        view = skip_first_batches(World(1, state).prepare(lambda rank: DataLoader(data, 10, shuffle))[0], 90)
+        plain = DataLoader(Numbers(1000), 10, shuffle)
+        data = plain.dataset
+        view = skip_first_batches(World(1, state).prepare(lambda _, plain=plain: plain)[0], 90)
         next(iter(view))
         assert len(data.read) == 20, "the batch, and the one ahead"
     torch.manual_seed(0)
@@ -373,7 +376,7 @@ def test_skipping_reads_and_draws_nothing(state: GradientState) -> None:
 def test_a_view_shares_epochs_with_its_loader(state: GradientState) -> None:
     """The epoch after a resumed one is the next one, whether the view or the loader is iterated."""
     loader, reference = (
-        World(1, state, data_seed=1).prepare(lambda rank: DataLoader(Numbers(16), 2, shuffle=True))[0] for _ in range(2)
+        World(1, state, data_seed=1).prepare(lambda _: DataLoader(Numbers(16), 2, shuffle=True))[0] for _ in range(2)
     )
     list(reference)
     second = torch.cat(list(reference)).tolist()
@@ -384,7 +387,7 @@ def test_a_view_shares_epochs_with_its_loader(state: GradientState) -> None:
 
 def test_the_end_is_known_while_the_last_batch_is_used(state: GradientState) -> None:
     """`end_of_dataloader` is true in the last step only, and false outside loops."""
-    loader = World(1, state).prepare(lambda rank: DataLoader(Numbers(5), 2))[0]
+    loader = World(1, state).prepare(lambda _: DataLoader(Numbers(5), 2))[0]
 
     assert [state.end_of_dataloader for _ in loader] == [False, False, True]
     assert not state.end_of_dataloader
@@ -394,8 +397,8 @@ def test_the_end_is_known_while_the_last_batch_is_used(state: GradientState) -> 
 def test_leaving_an_inner_loop_puts_the_outer_one_in_charge(state: GradientState) -> None:
     """Nested loops, ended or left by break or by an error: the loop whose step it is counts."""
     world = World(1, state)
-    outer = world.prepare(lambda rank: DataLoader(Numbers(3), 1))[0]
-    inner = world.prepare(lambda rank: DataLoader(Numbers(6), 1))[0]
+    outer = world.prepare(lambda _: DataLoader(Numbers(3), 1))[0]
+    inner = world.prepare(lambda _: DataLoader(Numbers(6), 1))[0]
     held = []
     for step, _ in enumerate(outer):
         assert state.active_dataloader is outer
@@ -408,8 +411,7 @@ def test_leaving_an_inner_loop_puts_the_outer_one_in_charge(state: GradientState
                 break
         del iterator
         with pytest.raises(ZeroDivisionError):
-            for number in inner:
-                1 // (number.item() * 0)
+            [1 // number.item() for number in inner]
     assert state.active_dataloader in (None, inner)
     held.clear()
     assert not state.in_dataloader
@@ -452,9 +454,9 @@ def collated(kind: str, rows: list[int]) -> Any:
 @pytest.mark.parametrize("kind", ["dict", "named tuple", "dataclass", "defaultdict", "deque", "user dict", "nested"])
 def test_batches_of_any_structure_come_back_as_themselves(state: GradientState, kind: str) -> None:
     """The batch has the type that the collate function made, with all that is beside the tensors."""
-    loader = World(1, state).prepare(
-        lambda rank: DataLoader(Numbers(2), 2, collate_fn=lambda rows: collated(kind, rows))
-    )[0]
+    loader = World(1, state).prepare(lambda _: DataLoader(Numbers(2), 2, collate_fn=lambda rows: collated(kind, rows)))[
+        0
+    ]
     batch = next(iter(loader))
 
     assert type(batch) is type(collated(kind, [0, 1]))
@@ -469,12 +471,13 @@ class OwnLoader(DataLoader[Any]):
         self.colour = colour
 
     def describe(self) -> str:
+        """Colour and length."""
         return f"{self.colour} {len(self.dataset)}"
 
 
 def test_a_prepared_loader_is_what_it_was(state: GradientState) -> None:
     """isinstance, attributes, methods, copies and pickles hold for the script's own class of loader."""
-    loader = World(1, state).prepare(lambda rank: OwnLoader(Numbers(4), "red"))[0]
+    loader = World(1, state).prepare(lambda _: OwnLoader(Numbers(4), "red"))[0]
 
     assert isinstance(loader, DataLoader)
     assert isinstance(loader, OwnLoader)
@@ -489,7 +492,7 @@ def test_a_prepared_loader_is_what_it_was(state: GradientState) -> None:
 @pytest.mark.parametrize("dataset", [Numbers, Stream])
 def test_workers_change_nothing(state: GradientState, dataset: type) -> None:
     """With worker processes, persistent ones too, ranks see what they see without, and tails are known."""
-    loaders = World(2, state).prepare(lambda rank: DataLoader(dataset(7), 2, num_workers=1, persistent_workers=True))
+    loaders = World(2, state).prepare(lambda _: DataLoader(dataset(7), 2, num_workers=1, persistent_workers=True))
     assert epoch(loaders) == list(range(7))
     assert epoch(loaders) == list(range(7))
 
@@ -497,7 +500,7 @@ def test_workers_change_nothing(state: GradientState, dataset: type) -> None:
 def test_a_stream_is_told_its_epoch(state: GradientState) -> None:
     """set_epoch of a data set is called with 0, 1, ...; a script that sets it itself is left alone."""
     stream = Stream(2)
-    loader = World(1, state).prepare(lambda rank: DataLoader(stream))[0]
+    loader = World(1, state).prepare(lambda _: DataLoader(stream))[0]
     told = []
     for _ in range(2):
         list(loader)
@@ -523,6 +526,6 @@ def test_anything_but_a_loader_is_named(state: GradientState) -> None:
             return 0
 
     with pytest.raises(TypeError, match=r"Like; it lacks dataset, batch_sampler, sampler"):
-        World(1, state).prepare(lambda rank: Like())
+        World(1, state).prepare(lambda _: Like())
     with pytest.raises(TypeError, match="not list"):
         skip_first_batches([], 1)

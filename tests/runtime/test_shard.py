@@ -112,8 +112,8 @@ def test_a_short_batch_in_the_middle_is_left_alone() -> None:
     batches = [[0, 1], [2], [3, 4], [5, 6], [7]]
     ranks = deal_all(batches, size=2, batch_size=2, drop_last=False, even=True, split=False)
 
-    assert [[0, 1], [3, 4], [7, 0]] == [batch for batch, _ in ranks[0]]
-    assert [[2], [5, 6], [1, 2]] == [batch for batch, _ in ranks[1]]
+    assert [batch for batch, _ in ranks[0]] == [[0, 1], [3, 4], [7, 0]]
+    assert [batch for batch, _ in ranks[1]] == [[2], [5, 6], [1, 2]]
     assert list(chain(*gathered(ranks))) == list(range(8))
 
 

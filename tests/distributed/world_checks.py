@@ -1,0 +1,434 @@
+"""What must hold in a world of several ranks. Run once per rank; each check's outcome goes to a file that the test reads.
+
+python -m tests.distributed.world_checks FOLDER
+"""
+
+import collections
+import dataclasses
+import itertools
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from accelkit import Accelerator, DataLoaderConfiguration, DistributedOperationException, GradientState
+from accelkit.runtime.errors import SettingError, UnsupportedError
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.complex64,
+]  # fmt: skip
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    x: Any
+    y: Any
+
+
+@dataclasses.dataclass
+class Record:
+    """A dataclass."""
+
+    x: Any
+    label: Any = None
+
+
+def expect(raised: type[BaseException], action: Any) -> str:
+    """The message of the error that an action must raise."""
+    try:
+        action()
+    except raised as error:
+        return str(error)
+    raise AssertionError(f"{raised.__name__} was not raised")
+
+
+def check_state(acc: Accelerator) -> None:
+    """The properties tell rank, world and device."""
+    assert acc.use_distributed
+    assert str(acc.distributed_type.value) == "MULTI_CPU"
+    assert acc.strategy == "ddp"
+    assert acc.is_main_process == (acc.process_index == 0)
+    assert acc.is_last_process == (acc.process_index == acc.num_processes - 1)
+    assert acc.device == torch.device("cpu")
+
+
+def check_gather_every_dtype_and_shape(acc: Accelerator) -> None:
+    """Each type, with no dimension, none of some, or some, comes back joined, in its type, in the order of ranks."""
+    for dtype, shape in itertools.product(DTYPES, [(), (0,), (1,), (3,), (2, 0), (2, 3)]):
+        mine = torch.full(shape, acc.process_index + 1).to(dtype)
+        whole = acc.gather(mine)
+        parts = [torch.full(shape or (1,), rank + 1).to(dtype) for rank in range(acc.num_processes)]
+        assert whole.dtype == dtype
+        assert torch.equal(whole, torch.cat(parts)), (dtype, shape)
+
+
+def structures(value: torch.Tensor) -> list[Any]:
+    """Structures of many kinds around a tensor."""
+    return [
+        [value, (value, {"a": value})],
+        Pair(value, [value]),
+        Record(value, value),
+        collections.OrderedDict(b=value, a=value.bool()),
+        collections.defaultdict(list, x=value),
+        collections.deque([value], maxlen=2),
+        {},
+        [],
+    ]
+
+
+def check_gather_structures(acc: Accelerator) -> None:
+    """Structures come back as themselves, each tensor joined; transposed and strided tensors too."""
+    mine = torch.arange(6.0).reshape(2, 3).t() + acc.process_index
+    whole = torch.cat([torch.arange(6.0).reshape(2, 3).t() + rank for rank in range(acc.num_processes)])
+    for given, wanted in zip(structures(mine), structures(whole), strict=True):
+        gathered = acc.gather(given)
+        assert type(gathered) is type(given)
+        assert str(gathered) == str(wanted)
+    leaf = torch.ones(2, requires_grad=True)
+    assert not acc.gather(leaf).requires_grad
+    assert torch.equal(
+        acc.gather([mine[::2], mine[:, 1]])[0],
+        torch.cat(list(whole.split(3)))[::1].reshape(-1, 3, 2)[:, ::2].reshape(-1, 2),
+    )
+
+
+def check_one_collective_per_gather(acc: Accelerator) -> None:
+    """A gather of twenty tensors is one exchange of data and one of shapes; padding is one exchange."""
+    counted: list[Any] = []
+    carrier = acc.operations.carrier
+    original = carrier.all_gather
+    carrier.all_gather = lambda buffer: (counted.append(buffer.numel()), original(buffer))[1]  # type: ignore[method-assign]
+    try:
+        acc.gather([torch.ones(3)] * 20)
+        assert len(counted) == 2, counted
+        counted.clear()
+        acc.pad_across_processes([torch.ones(3 + acc.process_index)] * 20)
+        assert len(counted) == 1, counted
+        acc.pad_across_processes([torch.ones(1)] * 100)
+        assert len(counted) == 3, counted
+    finally:
+        del carrier.all_gather  # type: ignore[method-assign]
+
+
+def check_gather_refuses_what_differs(acc: Accelerator) -> None:
+    """Different shapes, types, structures or operations raise on every rank, with what each holds, and the next operation works."""
+    me = acc.process_index
+    text = expect(DistributedOperationException, lambda: acc.gather(torch.ones(3 + me, 2)))
+    assert all(f"rank {rank}: gather: [{3 + rank}, 2] float32" in text for rank in range(acc.num_processes)), text
+    expect(
+        DistributedOperationException, lambda: acc.gather(torch.ones(2).to([torch.float32, torch.int32][min(me, 1)]))
+    )
+    expect(DistributedOperationException, lambda: acc.gather({"a" if me else "b": torch.ones(1)}))
+    expect(DistributedOperationException, lambda: acc.gather([torch.ones(1)] * (1 + me)))
+    expect(DistributedOperationException, lambda: acc.gather(torch.ones(1) if me else "text"))
+    text = expect(DistributedOperationException, lambda: acc.gather(torch.ones(1)) if me else acc.reduce(torch.ones(1)))
+    assert "rank 0: reduce sum" in text
+    assert "rank 1: gather" in text
+    expect(DistributedOperationException, lambda: acc.broadcast_object_list([1] * (1 + me)))
+    expect(DistributedOperationException, lambda: acc.wait_for_everyone() if me else acc.gather(torch.ones(1)))
+    assert "'a'" in expect(TypeError, lambda: acc.gather({"a": "text", "b": torch.ones(1)}))
+    jagged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    assert "nested" in expect(TypeError, lambda: acc.gather(jagged))
+    assert "sparse" in expect(TypeError, lambda: acc.gather(torch.eye(2).to_sparse()))
+    assert torch.equal(acc.gather(torch.tensor([me])), torch.arange(acc.num_processes))
+
+
+def check_pad(acc: Accelerator) -> None:
+    """Every type is padded and stays what it is, at either end, along any dimension; what has no such dimension stays."""
+    me, most = acc.process_index, acc.num_processes - 1
+    for dtype, dim in itertools.product(DTYPES, (0, 1, -1)):
+        shape = [2, 2]
+        shape[dim] = 3 + me
+        padded = acc.pad_across_processes(torch.ones(shape).to(dtype), dim=dim)
+        assert padded.dtype == dtype
+        assert padded.shape[dim] == 3 + most
+        assert padded.float().abs().sum().item() == 2 * (3 + me) if dtype != torch.complex64 else True
+    first = acc.pad_across_processes(torch.ones(1 + me), pad_index=7, pad_first=True)
+    assert first.tolist() == [7] * (most - me) + [1] * (1 + me)
+    assert acc.pad_across_processes(torch.tensor(3.0)).dim() == 0
+    assert acc.pad_across_processes(torch.ones(2), dim=4).shape == (2,)
+    nested = acc.pad_across_processes({"x": torch.ones(1 + me), "y": [torch.zeros(2, 1)]})
+    assert nested["x"].shape == (1 + most,)
+    jagged = torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged)
+    assert "nested" in expect(TypeError, lambda: acc.pad_across_processes(jagged))
+
+
+def check_reduce(acc: Accelerator) -> None:
+    """Sum, mean and maximum of every type, scaled; arguments are not changed."""
+    me, size = acc.process_index, acc.num_processes
+    total = sum(range(1, size + 1))
+    for dtype in DTYPES:
+        mine = torch.full((2,), me + 1).to(dtype)
+        before = mine.clone()
+        summed = acc.reduce({"a": mine, "b": [torch.tensor(1.0)]})
+        assert torch.equal(mine, before)
+        wanted = size if dtype is torch.bool else total
+        assert summed["a"].tolist() == [wanted] * 2, dtype
+        assert summed["b"][0].item() == size
+        assert summed["a"].dtype == (torch.int64 if dtype is torch.bool else dtype)
+        if dtype is not torch.complex64:
+            assert acc.reduce(mine, "max").tolist() == [True if dtype is torch.bool else size] * 2
+            assert acc.reduce(mine, "max").dtype == dtype
+    assert acc.reduce(torch.tensor(float(me)), "mean").item() == sum(range(size)) / size
+    assert acc.reduce(torch.tensor(me), "mean").dtype.is_floating_point
+    assert acc.reduce(torch.tensor(1.0), scale=0.5).item() == size / 2
+    expect(SettingError, lambda: acc.reduce(torch.ones(1), "median"))
+
+
+def check_broadcast(acc: Accelerator) -> None:
+    """The tensors of one rank fill those of all, in place, strided and of every type; objects as well."""
+    last = acc.num_processes - 1
+    for dtype in DTYPES:
+        mine = torch.full((3, 2), acc.process_index + 1).to(dtype)
+        view = mine.t()
+        returned = acc.broadcast({"a": view, "b": torch.zeros(0)}, from_process=last)
+        assert returned["a"] is view
+        assert torch.equal(mine, torch.full((3, 2), last + 1).to(dtype)), dtype
+    parameter = nn.Parameter(torch.full((2,), float(acc.process_index)))
+    acc.broadcast([parameter])
+    assert parameter.tolist() == [0.0, 0.0]
+    values = [acc.process_index, {"k": acc.process_index}]
+    assert acc.broadcast_object_list(values, from_process=1) is values
+    assert values == [1, {"k": 1}]
+    expect(SettingError, lambda: acc.broadcast(torch.ones(1), from_process=99))
+
+
+def check_objects(acc: Accelerator) -> None:
+    """gather_object joins one level; gather_for_metrics keeps the structure and gathers leaf by leaf."""
+    me, size = acc.process_index, acc.num_processes
+    assert acc.gather_object([f"r{me}"] * (1 + me)) == [f"r{rank}" for rank in range(size) for _ in range(1 + rank)]
+    pair = acc.gather_for_metrics(([f"a{me}"], [f"b{me}"]))
+    assert pair == ([f"a{rank}" for rank in range(size)], [f"b{rank}" for rank in range(size)])
+    mixed = acc.gather_for_metrics({"id": torch.tensor([me]), "text": [str(me)] * (me + 1), "task": "sum"})
+    assert mixed["id"].tolist() == list(range(size))
+    assert mixed["text"] == [str(rank) for rank in range(size) for _ in range(rank + 1)]
+    assert mixed["task"] == ["sum"] * size
+    boxes = acc.gather_for_metrics([{"boxes": torch.ones(me, 4)}], use_gather_object=True)
+    assert [len(item["boxes"]) for item in boxes] == list(range(size))
+
+
+class Stream(IterableDataset[Any]):
+    """Numbers as a stream, without a length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Any:
+        return (torch.tensor(float(number)) for number in range(self.length))
+
+
+def check_metrics_are_the_data_set(acc: Accelerator) -> None:
+    """For every length, batch size, drop_last and way of dividing, the gathered steps are the data set, in order."""
+    for length, batch, drop in itertools.product(range(1, 18), (1, 3, 4), (False, True)):
+        for split, kind in itertools.product((False, True), ("map", "stream")):
+            if split and batch % acc.num_processes:
+                continue
+            acc.dataloader_config = DataLoaderConfiguration(split_batches=split)
+            data: Any = Stream(length) if kind == "stream" else torch.arange(float(length))
+            loader = acc.prepare(DataLoader(data, batch_size=batch, drop_last=drop))
+            seen, texts = [], []
+            for x in loader:
+                gathered, losses = acc.gather_for_metrics((x, x.sum()))
+                assert losses.shape == (acc.num_processes,)
+                seen += gathered.tolist()
+                if batch == 3:
+                    texts += acc.gather_for_metrics({"t": [str(v) for v in x.tolist()]})["t"]
+            per_round = batch if split else batch * acc.num_processes
+            kept = length // per_round * per_round if drop else length
+            assert seen == [float(number) for number in range(kept)], (length, batch, drop, split, kind)
+            assert texts == [str(number) for number in seen] or batch != 3
+            acc.free_memory()
+    acc.dataloader_config = DataLoaderConfiguration()
+
+
+def check_only_samples_are_cut(acc: Accelerator) -> None:
+    """In an uneven last step, what does not count samples is gathered whole; 11 texts stay 11, after a skip too."""
+    loader = acc.prepare(DataLoader(list(range(11)), batch_size=2, collate_fn=lambda rows: rows))
+    rest = acc.skip_first_batches(loader, 1)
+    assert sum((acc.gather_for_metrics(rows) for rows in loader), []) == list(range(11))
+    assert sum((acc.gather_for_metrics(rows) for rows in rest), []) == list(range(2 * acc.num_processes, 11))
+    for rows in loader:
+        other = acc.gather_for_metrics((torch.ones(3), torch.ones(len(rows)), torch.tensor(1.0)))
+    assert other[0].shape == (3 * acc.num_processes,)
+    assert other[2].shape == (acc.num_processes,)
+    assert other[1].shape == (11 % (2 * acc.num_processes) or 2 * acc.num_processes,)
+    assert acc.gather_for_metrics(torch.ones(2)).shape == (2 * acc.num_processes,), "outside loops nothing is cut"
+    acc.free_memory()
+
+
+def check_shuffling_agrees_although_ranks_do_not(acc: Accelerator) -> None:
+    """Ranks with different seeds shuffle alike, because rank 0 decides once; epochs differ."""
+    torch.manual_seed(acc.process_index)
+    loader = acc.prepare(DataLoader(torch.arange(13.0), batch_size=2, shuffle=True))
+    epochs = [torch.cat([acc.gather_for_metrics(x) for x in loader]).tolist() for _ in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [[float(n) for n in range(13)]] * 2
+    assert epochs[0] != epochs[1]
+    acc.free_memory()
+
+
+def train(acc: Accelerator | None, steps: int, batch: int, accumulate: int = 1) -> list[float]:
+    """Weights and rates after a short training; without an Accelerator the plain loop of one process."""
+    torch.manual_seed(3)
+    model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    inputs = torch.linspace(-1, 1, 48 * 4, dtype=torch.float64).reshape(48, 4)
+    targets = inputs.sin().sum(1, keepdim=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=batch)
+    if acc is None:
+        for _, (x, y) in zip(range(steps), itertools.cycle(loader), strict=False):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+    else:
+        acc.gradient_accumulation_steps = accumulate
+        model, schedule, optimizer, loader = acc.prepare(model, schedule, optimizer, loader)
+        done = 0
+        while done < steps:
+            for x, y in loader:
+                with acc.accumulate(model):
+                    acc.backward(nn.functional.mse_loss(model(x), y))
+                    acc.clip_grad_norm_(model.parameters(), 0.5)
+                    optimizer.step()
+                    schedule_before = schedule.get_last_lr()[0]
+                    optimizer.zero_grad()
+                assert schedule_before == schedule.get_last_lr()[0]
+                done += acc.sync_gradients
+                if done == steps:
+                    break
+        model = acc.unwrap_model(model)
+        acc.gradient_accumulation_steps = 1
+        acc.free_memory()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+def check_training_equals_one_process(acc: Accelerator) -> None:
+    """Ranks with a share of each batch, accumulating or not, end where one process with the whole batch ends."""
+    size = acc.num_processes
+    whole = torch.tensor(train(None, 8, 12))
+    ranks = torch.tensor(train(acc, 8, 12 // size))
+    windows = torch.tensor(train(acc, 8, 12 // size // 2, accumulate=2))
+    torch.testing.assert_close(ranks, whole, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(windows, whole, rtol=1e-9, atol=1e-12)
+    assert torch.equal(acc.gather(ranks[None]), ranks.expand(size, -1)), "ranks have the same weights, bit for bit"
+
+
+def check_schedules_move_once_per_rank(acc: Accelerator) -> None:
+    """After a step of n ranks a schedule is where n steps of one process would be; it waits while accumulating."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    moving = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    following = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    model, optimizer, moving, following = acc.prepare(model, optimizer, moving, following)
+    acc.gradient_accumulation_steps = 2
+    for step in range(4):
+        with acc.accumulate(model):
+            acc.backward(model(torch.ones(1, 1)).sum())
+            optimizer.step()
+            moving.step()
+            optimizer.zero_grad()
+        assert moving.last_epoch == (step + 1) // 2 * acc.num_processes
+    acc.sync_gradients = True
+    following.step(1.0)
+    assert following.last_epoch == 1
+    acc.gradient_accumulation_steps = 1
+    acc.free_memory()
+
+
+def check_no_sync(acc: Accelerator) -> None:
+    """While accumulating each rank keeps its own gradients; two models in one block count as one micro-batch."""
+    first, second = acc.prepare(nn.Linear(1, 1), nn.Linear(1, 1))
+    acc.gradient_accumulation_steps, acc.step = 2, 0
+    for micro in range(2):
+        with acc.accumulate(first, second):
+            for model in (first, second):
+                acc.backward(model(torch.full((1, 1), float(acc.process_index + 1))).sum())
+        for model in (first, second):
+            everyone = acc.gather(next(model.parameters()).grad)
+            assert (len(everyone.unique()) == 1) == (micro == 1)
+    acc.gradient_accumulation_steps = 1
+    acc.free_memory()
+
+
+def check_wrapping(acc: Accelerator) -> None:
+    """Only models with something to train are wrapped; preparing twice changes nothing; unwrapping gives the very object back."""
+    model, frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
+    wrapped, same = acc.prepare(model, frozen)
+    assert type(wrapped).__name__ == "DistributedDataParallel"
+    assert same is frozen
+    assert acc.prepare(model) is wrapped
+    assert acc.prepare(wrapped) is wrapped
+    assert acc.unwrap_model(wrapped) is model
+    assert acc.unwrap_model(frozen) is frozen
+    assert acc.prepare_model(nn.Linear(1, 1), evaluation_mode=True).__class__ is nn.Linear
+    acc.free_memory()
+
+
+def check_uneven_inputs_are_joined(acc: Accelerator) -> None:
+    """With join_uneven_inputs ranks may have different numbers of batches, and loaders are even again afterwards."""
+    model, loader = acc.prepare(nn.Linear(1, 1), DataLoader(torch.ones(2 * acc.num_processes + 1, 1), batch_size=1))
+    with acc.join_uneven_inputs([model], even_batches=False):
+        steps = 0
+        for x in loader:
+            acc.backward(model(x).sum())
+            steps += 1
+    assert steps == (3 if acc.process_index == 0 else 2)
+    acc.wait_for_everyone()
+    assert len(list(loader)) == 3
+    acc.free_memory()
+
+
+def check_who_does_what(acc: Accelerator) -> None:
+    """Decorators and blocks act on the rank they name; parts of inputs add up to the whole."""
+    me, size = acc.process_index, acc.num_processes
+    assert acc.on_main_process(lambda: me)() == (0 if me == 0 else None)
+    assert acc.on_last_process(lambda: me)() == (size - 1 if me == size - 1 else None)
+    assert acc.on_process(process_index=1)(lambda: me)() == (1 if me == 1 else None)
+    with acc.main_process_first():
+        pass
+    with acc.split_between_processes(list(range(5))) as part:
+        assert acc.gather_object(part) == [0, 1, 2, 3, 4]
+    with acc.split_between_processes({"a": ("only",), "b": torch.ones(1)}) as parts:
+        assert parts["a"] == (("only",) if me == 0 else ())
+        assert parts["b"].shape == (int(me == 0),)
+    with acc.split_between_processes((1, 2, 3), apply_padding=True) as padded:
+        assert isinstance(padded, tuple)
+        assert len(acc.gather_object(padded)) == size * len(padded)
+
+
+def check_contradictions(acc: Accelerator) -> None:
+    """A second Accelerator agrees with the first or is refused; single is no strategy for several ranks."""
+    assert Accelerator().gradient_state is acc.gradient_state
+    expect(SettingError, lambda: Accelerator(mixed_precision="bf16"))
+    expect(UnsupportedError, lambda: Accelerator(strategy="single"))
+    expect(SettingError, lambda: Accelerator(mixed_precision="fp16"))
+    assert GradientState().num_steps == 1
+
+
+def main() -> None:
+    """Run all checks in order. The first that fails ends this rank, and the message is in the file."""
+    acc = Accelerator()
+    found: dict[str, str] = {}
+    file = Path(sys.argv[1]) / f"{acc.process_index}.json"
+    for name, check in [item for item in globals().items() if item[0].startswith("check_")]:
+        try:
+            check(acc)
+        except BaseException:
+            found[name] = traceback.format_exc()
+            raise
+        else:
+            found[name] = ""
+        finally:
+            file.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
