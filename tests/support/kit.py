@@ -39,7 +39,9 @@ def command(argv: Sequence[str], *, cwd: Path, env: dict[str, str] | None = None
 
 def start(*words: str, cwd: Path) -> "subprocess.Popen[str]":
     """`kit WORDS`, left running."""
-    return subprocess.Popen([*KIT, *words], cwd=cwd, env=_env(None), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [*KIT, *words], cwd=cwd, env=_env(None), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def _env(env: dict[str, str] | None) -> dict[str, str]:
