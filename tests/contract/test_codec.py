@@ -27,7 +27,9 @@ def test_a_spec_survives_the_round_trip() -> None:
 def test_a_result_with_an_error_survives_the_round_trip() -> None:
     """Optional nested dataclasses come back as themselves."""
     error = RankError(type="ValueError", message="m", traceback="t", file="f", line=1, time=1.5)
-    result = RankResult(rank=0, local_rank=0, node=0, pid=1, cause="error", exit_code=1, started_at=1, ended_at=2, error=error)
+    result = RankResult(
+        rank=0, local_rank=0, node=0, pid=1, cause="error", exit_code=1, started_at=1, ended_at=2, error=error
+    )
 
     assert codec.loads(RankResult, codec.dumps(result)) == dataclasses.replace(result, started_at=1.0, ended_at=2.0)
 

@@ -244,7 +244,7 @@ def check_metrics_are_the_data_set(acc: Accelerator) -> None:
             kept = length // per_round * per_round if drop else length
             assert seen == [float(number) for number in range(kept)], (length, batch, drop, split, kind)
             assert texts == [str(number) for number in seen] or batch != 3
-            acc.free_memory()
+            acc._dataloaders.clear()
     acc.dataloader_config = DataLoaderConfiguration()
 
 

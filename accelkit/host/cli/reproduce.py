@@ -7,7 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from accelkit.host.config.model import Backend
-    from accelkit.host.runs.again import Again
+    from accelkit.host.launch.again import Again
     from accelkit.host.runs.record import Record
 
 app = typer.Typer(rich_markup_mode=None)
@@ -33,7 +33,7 @@ def reproduce(
 
     from accelkit.host.errors import UsageError
     from accelkit.host.launch.signals import Guard, Interrupted
-    from accelkit.host.runs import again
+    from accelkit.host.launch import again
     from accelkit.host.runs.store import Store
 
     if on not in (None, "docker", "local"):

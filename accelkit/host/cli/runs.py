@@ -126,7 +126,7 @@ def attach(run_id: str = ID) -> None:
 def stop(run_id: str = ID) -> None:
     """Stop a run and remove everything of it but its record."""
     from accelkit.host import render
-    from accelkit.host.runs import stopping
+    from accelkit.host.launch import stopping
 
     store = _store()
     record = store.load(run_id)
@@ -144,7 +144,8 @@ def clean(
 ) -> None:
     """Remove what runs left behind: containers, networks, volumes, processes, secrets. Records stay."""
     from accelkit.host import render
-    from accelkit.host.runs import status, stopping
+    from accelkit.host.launch import stopping
+    from accelkit.host.runs import status
 
     store = _store()
     entries = [store.entry(store.find(run_id).name)] if run_id else store.entries()

@@ -11,13 +11,15 @@ from accelkit.host.config.problems import ConfigError
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def load(cwd: Path, given: dict[str, object] | None = None, file: Path | None = None, **environ: str) -> loading.Resolved:
+def load(
+    cwd: Path, given: dict[str, object] | None = None, file: Path | None = None, **environ: str
+) -> loading.Resolved:
     """Load with nothing else around."""
     return loading.load(given=given or {}, config_file=file, cwd=cwd, environ=environ)
 
 
 def test_each_source_overrules_the_weaker_ones_and_only_where_it_speaks(tmp_path: Path, clean_settings: Path) -> None:
-    """flags > KIT_* > --config-file > ./kit.yaml > user default > defaults; every value knows where it is from."""
+    """Flags > KIT_* > --config-file > ./kit.yaml > user default > defaults; every value knows where it is from."""
     user = clean_settings / "accelkit" / "default_config.yaml"
     user.parent.mkdir()
     user.write_text("run: {nodes: 2, seed: 2, port: 2000, timeout: 2s, memory: 2g}\n")
@@ -37,7 +39,9 @@ def test_each_source_overrules_the_weaker_ones_and_only_where_it_speaks(tmp_path
 
 def test_all_problems_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
     """Unknown keys with the nearest known one, wrong types, ranges, syntaxes, doubles: each with file, line and key."""
-    (tmp_path / "kit.yaml").write_text("run:\n  nods: 2\n  nodes: two\n  port: 0\n  memory: 4x\n  seed: 1\n  seed: 2\nbild: {}\n")
+    (tmp_path / "kit.yaml").write_text(
+        "run:\n  nods: 2\n  nodes: two\n  port: 0\n  memory: 4x\n  seed: 1\n  seed: 2\nbild: {}\n"
+    )
     with pytest.raises(ConfigError) as caught:
         load(tmp_path)
     text = str(caught.value)
@@ -83,7 +87,9 @@ def test_a_variable_near_a_known_one_is_an_error(tmp_path: Path) -> None:
 def test_the_sample_holds_every_key_and_is_what_the_writer_writes(tmp_path: Path) -> None:
     """examples/kit.yaml is true of the model, and loads."""
     sections = {"run": RunConfig, "build": BuildConfig}
-    defaults = {f"{s}.{n}": writer.default_of(f) for s, kind in sections.items() for n, (f, _) in model.options(kind).items()}
+    defaults = {
+        f"{s}.{n}": writer.default_of(f) for s, kind in sections.items() for n, (f, _) in model.options(kind).items()
+    }
     text = (ROOT / "examples" / "kit.yaml").read_text()
 
     assert text == writer.render({k: v for k, v in defaults.items() if v is not None})
@@ -93,7 +99,13 @@ def test_the_sample_holds_every_key_and_is_what_the_writer_writes(tmp_path: Path
 
 def test_what_is_written_loads_as_it_was_given(tmp_path: Path) -> None:
     """Every kind of value survives the file."""
-    values = {"run.nodes": 3, "run.env": ["A=b: c", "D_*"], "run.deterministic": True, "run.memory": "4g", "build.base": "x:y"}
+    values = {
+        "run.nodes": 3,
+        "run.env": ["A=b: c", "D_*"],
+        "run.deterministic": True,
+        "run.memory": "4g",
+        "build.base": "x:y",
+    }
     (tmp_path / "kit.yaml").write_text(writer.render(values))
     found = load(tmp_path).values()
 

@@ -10,7 +10,7 @@ from accelkit.host.config import syntax
     [("1", 1), ("1k", 1024), ("1KB", 1000), ("1KiB", 1024), ("4g", 4 << 30), ("1.5m", 3 << 19), ("2 GB", 2 * 10**9)],
 )
 def test_sizes_tell_kb_from_kib(text: str, size: int) -> None:
-    """k and KiB are 1024, KB is 1000."""
+    """K and KiB are 1024, KB is 1000."""
     assert syntax.parse_size(text) == size
 
 
@@ -35,7 +35,8 @@ def test_a_bad_duration_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "gpus"), [("all", "all"), ("none", 0), ("2", 2), ("0,2", ("0", "2")), ("0,", ("0",)), ("GPU-a1,", ("GPU-a1",))]
+    ("text", "gpus"),
+    [("all", "all"), ("none", 0), ("2", 2), ("0,2", ("0", "2")), ("0,", ("0",)), ("GPU-a1,", ("GPU-a1",))],
 )
 def test_gpus(text: str, gpus: object) -> None:
     """A number is a count; a list has a comma."""
@@ -44,7 +45,12 @@ def test_gpus(text: str, gpus: object) -> None:
 
 @pytest.mark.parametrize(
     ("text", "mount"),
-    [("a", ("a", None, True)), ("a:rw", ("a", None, False)), ("a:/b", ("a", "/b", True)), ("a:/b:rw", ("a", "/b", False))],
+    [
+        ("a", ("a", None, True)),
+        ("a:rw", ("a", None, False)),
+        ("a:/b", ("a", "/b", True)),
+        ("a:/b:rw", ("a", "/b", False)),
+    ],
 )
 def test_mounts_are_read_only_unless_said(text: str, mount: object) -> None:
     """The target defaults to the same place."""

@@ -22,7 +22,13 @@ def repository(tmp_path: Path) -> Path:
     top = tmp_path / "repo"
     (top / "sub").mkdir(parents=True)
     git(tmp_path, "init", "-q", str(top))
-    for name, text in {"same.txt": "1", "edit.txt": "1\n", "gone.txt": "1", "crlf.txt": "a\r\nb\r\n", ".gitignore": "*.log\n"}.items():
+    for name, text in {
+        "same.txt": "1",
+        "edit.txt": "1\n",
+        "gone.txt": "1",
+        "crlf.txt": "a\r\nb\r\n",
+        ".gitignore": "*.log\n",
+    }.items():
         (top / "sub" / name).write_bytes(text.encode())
     git(top, "add", "-A")
     git(top, "commit", "-qm", "one")
