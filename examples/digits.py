@@ -7,11 +7,12 @@ mean loss over the test images as a hexadecimal float, so that equality can be s
 import argparse
 
 import torch
-from accelkit import Accelerator, DataLoaderConfiguration, set_seed
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from accelkit import Accelerator, DataLoaderConfiguration, set_seed
 
 TEST_IMAGES = 360
 

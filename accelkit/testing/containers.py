@@ -6,6 +6,7 @@ testcontainers' own reaper is off: it needs an image of its own, and what it wou
 
 from typing import Any
 
+from docker.types import IPAMConfig, IPAMPool, Mount, Ulimit
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 
@@ -27,8 +28,8 @@ class TestcontainersBackend(DockerBackend):
         plan = self._plan
         with engine.engine_errors("starting the test's containers"):
             if plan.network is not None:
-                pool = engine.docker.types.IPAMPool(subnet=plan.network.subnet)
-                ipam = engine.docker.types.IPAMConfig(pool_configs=[pool])
+                pool = IPAMPool(subnet=plan.network.subnet)
+                ipam = IPAMConfig(pool_configs=[pool])
                 client.networks.create(plan.network.name, ipam=ipam, labels=plan.labels)
             for node in plan.nodes:
                 container = DockerContainer(self._container_plan.image.id)
@@ -45,15 +46,14 @@ def _environment(container: ContainerPlan, node: NodePlan) -> dict[str, str]:
 
 def _arguments(client: Any, plan: LaunchPlan, container: ContainerPlan, node: NodePlan) -> dict[str, Any]:
     """What docker's SDK is told: the same as the run's Compose file says."""
-    types = engine.docker.types
     arguments: dict[str, Any] = {
         "hostname": node.name,
         "entrypoint": [],
         "working_dir": container.workdir,
         "user": container.user,
         "labels": {**plan.labels, names.LABEL_NODE: node.name},
-        "mounts": [types.Mount(m.target, m.source, type="bind", read_only=m.read_only) for m in container.mounts],
-        "ulimits": [types.Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in container.ulimits],
+        "mounts": [Mount(m.target, m.source, type="bind", read_only=m.read_only) for m in container.mounts],
+        "ulimits": [Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in container.ulimits],
         "shm_size": container.shm_size,
         "init": True,
         "cap_drop": ["ALL"],

@@ -74,7 +74,7 @@ def _launch(item: pytest.Item, asked: dict[str, Any], where: str, folder: Path) 
 
 
 def _backend(plan: LaunchPlan) -> Any:
-    """testcontainers for containers; the plan's own for local processes."""
+    """Testcontainers for containers; the plan's own for local processes."""
     if plan.backend != "docker":
         return None
     from accelkit.testing.containers import TestcontainersBackend

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "accelkit.runtime": {"torch", "safetensors", "accelkit.contract"},
     "accelkit.host": {"typer", "rich", "yaml", "docker", "pydantic", "accelkit.contract"},
     "accelkit.compat": {"torch", "accelkit.runtime", "accelkit.contract"},
-    "accelkit.testing": {"pytest", "testcontainers", "accelkit.host", "accelkit.contract"},
+    "accelkit.testing": {"pytest", "testcontainers", "docker", "accelkit.host", "accelkit.contract"},
     "accelkit.utils": {"accelkit.runtime"},
     "accelkit": {"accelkit.runtime"},
 }
@@ -73,6 +73,8 @@ READS_ENVIRONMENT: dict[str, str] = {
     "accelkit/host/launch/secrets.py": "XDG_RUNTIME_DIR, where secrets may lie",
     "accelkit/host/paths.py": "XDG folders",
     "accelkit/host/process.py": "a child's environment is the caller's and what is added",
+    "accelkit/testing/inner.py": "finds the launch spec, its own rank and the host's pytest",
+    "accelkit/testing/plugin.py": "whether this session was started on a rank",
     "accelkit/runtime/boot_env.py": "hands each rank its environment",
     "accelkit/runtime/rank_main.py": "finds the launch spec and its own rank",
     "accelkit/runtime/env.py": "the one place where a rank reads its own",

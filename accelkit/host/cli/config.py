@@ -59,7 +59,9 @@ def show(
 
 
 @app.command()
-def check(file: Path = typer.Argument(None, help="File to check; ./kit.yaml and your default without it.")) -> None:
+def check(
+    file: Path | None = typer.Argument(None, help="File to check; ./kit.yaml and your default without it."),
+) -> None:
     """Check a config file; every problem at once."""
     from accelkit.host import render
     from accelkit.host.config import loading

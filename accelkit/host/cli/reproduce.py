@@ -32,8 +32,8 @@ def reproduce(
     from pathlib import Path
 
     from accelkit.host.errors import UsageError
-    from accelkit.host.launch.signals import Guard, Interrupted
     from accelkit.host.launch import again
+    from accelkit.host.launch.signals import Guard, Interrupted
     from accelkit.host.runs.store import Store
 
     if on not in (None, "docker", "local"):

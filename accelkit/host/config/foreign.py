@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from accelkit.host.errors import UsageError
 
-_NOTHING = (None, False, "", "no", "NO", "main", "LOCAL_MACHINE", {}, [], "static", 0)
+_NOTHING: Final[tuple[object, ...]] = (None, False, "", "no", "NO", "main", "LOCAL_MACHINE", {}, [], "static", 0)
 _REASONS = {
     "fsdp_config": "sharded training is not a strategy of this version",
     "deepspeed_config": "DeepSpeed is not a strategy of this version",

@@ -93,7 +93,8 @@ def _train_alone(model: nn.Module, data: TensorDataset, batch_size: int, device:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for features, targets in DataLoader(data, batch_size=batch_size):
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(features.to(device)), targets.to(device)).backward()
+        loss: torch.Tensor = nn.functional.mse_loss(model(features.to(device)), targets.to(device))
+        torch.autograd.backward(loss)
         optimizer.step()
 
 
