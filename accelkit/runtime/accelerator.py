@@ -88,12 +88,16 @@ class Accelerator(TrainingMethods, CommunicationMethods):
         self._settle(chosen, handlers, cpu)
         plugin.num_steps = chosen.grad_accum_steps
         said = gradient_accumulation_plugin is not None or gradient_accumulation_steps is not None
-        self.gradient_state = GradientState(plugin if said or earlier is None else None)
-        self._accumulation = Accumulation(self.gradient_state)
+        self._keep_books(plugin if said or earlier is None else None)
         self.device_placement = device_placement
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.step_scheduler_once = step_scheduler_once
+
+    def _keep_books(self, plugin: GradientAccumulationPlugin | None) -> None:
+        """Make what counts and remembers: accumulation, prepared objects, metrics. `plugin`: None leaves the shared state as it is."""
+        self.gradient_state = GradientState(plugin)
+        self._accumulation = Accumulation(self.gradient_state)
         self._models, self._optimizers = models.Prepared(), models.Prepared()
         self._dataloaders, self._schedulers = models.Prepared(), models.Prepared()
         self._metrics = results.MetricsLog(env.metrics_file() if self.is_main_process else None)

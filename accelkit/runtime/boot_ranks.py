@@ -23,6 +23,8 @@ from accelkit.runtime.boot_relay import Relay
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_ORPHAN_ROUND: Final = 0.02
+"""Seconds between two looks for orphans; there are twenty at most, so that one that cannot be killed holds nobody up."""
 _DRAIN: Final = 0.5
 """Seconds that pipes are still read after a rank's end; a grandchild may keep them open for ever."""
 RANK_MAIN: Final = Path(__file__).parent / "rank_entry.py"
@@ -263,9 +265,10 @@ class Ranks:
             for pid in children:
                 try:
                     os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
+                    os.waitpid(pid, os.WNOHANG)
                 except (ProcessLookupError, ChildProcessError):
                     continue
+            time.sleep(_ORPHAN_ROUND)
 
 
 def _children() -> list[int]:
@@ -280,6 +283,7 @@ def _children() -> list[int]:
 def _die_with(parent: int) -> None:
     """In the new rank: be killed when boot dies, also when it died before we could ask for that."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the rank can print its stacks
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 

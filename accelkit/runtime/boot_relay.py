@@ -28,7 +28,7 @@ class Relay:
         if not data:
             self.flush()
             return False
-        self._log.write(data)
+        self._keep(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._emit(line)
@@ -36,6 +36,13 @@ class Relay:
             self._emit(self._rest)
             self._rest = b""
         return True
+
+    def _keep(self, data: bytes) -> None:
+        """Into the log; a full disk costs the log, not the run."""
+        try:
+            self._log.write(data)
+        except OSError as error:
+            say(2, self._prefix + f"cannot write its log: {error.strerror}\n".encode())
 
     def flush(self) -> None:
         """Pass on a last line that has no end."""

@@ -179,23 +179,17 @@ def move(data: Any, device: torch.device, *, non_blocking: bool = False, skip_ke
 
     Values of mappings under a key of `skip_keys` stay where they are, at every depth.
     """
-    if skip_keys and isinstance(data, Mapping):
-        values = [
-            value if key in skip_keys else move(value, device, non_blocking=non_blocking, skip_keys=skip_keys)
-            for key, value in data.items()
-        ]
-        return _rebuild_mapping(data, values)
-    if skip_keys and is_container(data):
-        moved = [move(value, device, non_blocking=non_blocking, skip_keys=skip_keys) for _, value in children(data)]
-        return rebuild(data, moved)
-    if is_container(data) and not hasattr(data, "to"):
-        return map_containers(data, device, non_blocking)
-    return _move_one(data, device, non_blocking)
-
-
-def map_containers(data: Any, device: torch.device, non_blocking: bool) -> Any:
-    """Move what lies in a container without a `to` of its own."""
-    return rebuild(data, [move(value, device, non_blocking=non_blocking) for _, value in children(data)])
+    skips = isinstance(data, Mapping) and any(key in data for key in skip_keys)
+    if not is_container(data) or (hasattr(data, "to") and not skips):
+        return _move_one(data, device, non_blocking)
+    keys = list(data) if isinstance(data, Mapping) else None
+    moved = [
+        value
+        if keys is not None and keys[place] in skip_keys
+        else move(value, device, non_blocking=non_blocking, skip_keys=skip_keys)
+        for place, (_, value) in enumerate(children(data))
+    ]
+    return rebuild(data, moved)
 
 
 def _move_one(data: Any, device: torch.device, non_blocking: bool) -> Any:

@@ -31,7 +31,7 @@ def visit(worlds: dict[int, Found], size: int, folder: Path) -> Found:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("check", CHECKS)
 def test_in_a_world_of_several_ranks(worlds: dict[int, Found], tmp_path: Path, size: int, check: str) -> None:
-    """The check holds on every rank. (What it says stands in its docstring.)"""
+    """The check, whose docstring says what must hold, holds on every rank."""
     outcomes, found = visit(worlds, size, tmp_path)
 
     for rank, results in enumerate(found):

@@ -1,12 +1,8 @@
 """The prepared loader, of every rank of a world that is played in one process: what each rank is given, epoch by epoch."""
 
-import collections
-import copy
-import dataclasses
-import pickle
 from collections.abc import Iterator
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -14,94 +10,15 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     WeightedRandomSampler,
 )
 
-from accelkit.runtime.data.loader import PreparedLoader, skip_first_batches
-from accelkit.runtime.data.prepare import prepare_data_loader
+from accelkit.runtime.data.loader import skip_first_batches
 from accelkit.runtime.errors import SettingError
 from accelkit.runtime.gradients import GradientState
-from accelkit.runtime.settings import DataLoaderConfiguration
-
-
-@pytest.fixture
-def state() -> Iterator[GradientState]:
-    """A loop state of this test alone."""
-    GradientState._reset_state()
-    yield GradientState()
-    GradientState._reset_state()
-
-
-class World:
-    """Prepares one loader per rank; what rank 0 agrees on is what the others get."""
-
-    def __init__(self, size: int, state: GradientState, **config: Any) -> None:
-        self.size, self.state, self.config = size, state, DataLoaderConfiguration(**config)
-        self._said: list[Any] = []
-
-    def prepare(self, make: Any, shard: bool = True) -> list[PreparedLoader]:
-        """The prepared loader of every rank, of what `make(rank)` gives."""
-        said: list[Any] = []
-
-        def agree(value: Any) -> Any:
-            said.append(value)
-            return said[0]
-
-        return [
-            prepare_data_loader(
-                make(rank), rank=rank, size=self.size, device=torch.device("cpu"),
-                config=self.config, agree=agree, state=self.state, shard=shard,
-            )
-            for rank in range(self.size)
-        ]  # fmt: skip
-
-
-class Numbers(torch.utils.data.Dataset[int]):
-    """The numbers below `length`, and which were read."""
-
-    def __init__(self, length: int) -> None:
-        self.length, self.read = length, []
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        self.read.append(index)
-        return index
-
-
-class Stream(IterableDataset[int]):
-    """The numbers below `length`, one after the other."""
-
-    def __init__(self, length: int) -> None:
-        self.length, self.epoch = length, -1
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(self.length)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Remember what was told."""
-        self.epoch = epoch
-
-
-def epoch(loaders: list[PreparedLoader]) -> list[int]:
-    """One epoch of all ranks in step: what is kept of each step, joined in the order of ranks."""
-    seen: list[int] = []
-    iterators = [iter(loader) for loader in loaders]
-    while True:
-        batches = [next(iterator, None) for iterator in iterators]
-        batches = [batch for batch in batches if batch is not None]
-        if not batches:
-            return seen
-        tail = loaders[0].state.iteration.tail  # type: ignore[union-attr]
-        for rank, batch in enumerate(batches):
-            seen += batch.tolist()[: tail.keep[rank] if tail else None]
+from tests.support.loaders import Numbers, Shuffling, Stream, World, epoch
 
 
 @pytest.mark.parametrize(("size", "batch_size", "drop_last"), list(product((1, 2, 3), (1, 3, 4), (False, True))))
@@ -185,20 +102,6 @@ def test_a_generator_of_the_scripts_own_gives_the_plain_loaders_order(state: Gra
     assert [epoch(one) for _ in range(3)] == wanted
     assert [epoch(two) for _ in range(3)] == wanted
     assert [torch.cat(list(skipping)).tolist() for _ in range(3)] == [wanted[0][6:], *wanted[1:]]
-
-
-class Shuffling(Sampler[int]):
-    """A sampler of a user's own that draws from torch's global generator while it is iterated."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        for start in range(0, self.length, 4):
-            yield from (start + torch.randperm(min(4, self.length - start))).tolist()
 
 
 class Buckets(Sampler[list[int]]):
@@ -319,213 +222,3 @@ def test_a_loader_without_data_has_no_steps(state: GradientState, empty: Any, si
     for loader in World(size, state).prepare(lambda _: empty()):
         assert list(loader) == []
         assert not state.in_dataloader
-
-
-@pytest.mark.parametrize("skip", range(7))
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("kind", ["ordered", "shuffled", "sampler", "stream"])
-def test_a_view_skips_once(state: GradientState, kind: str, size: int, skip: int) -> None:
-    """The first epoch of the view lacks its first steps and nothing else, also in its tail; the second is whole, and differs as ever."""
-    makers = {
-        "ordered": lambda: DataLoader(Numbers(21), 2),
-        "shuffled": lambda: DataLoader(Numbers(21), 2, shuffle=True),
-        "sampler": lambda: DataLoader(Numbers(21), 2, sampler=Shuffling(21)),
-        "stream": lambda: DataLoader(Stream(21), 2),
-    }
-    world = World(size, state, data_seed=1)
-    plain = world.prepare(lambda _: makers[kind]())
-    views = [skip_first_batches(loader, skip) for loader in world.prepare(lambda _: makers[kind]())]
-    whole = [[batch.tolist() for batch in loader] for loader in plain]
-    second = epoch(plain)
-
-    assert [len(view) for view in views] == [max(0, len(rank) - skip) for rank in whole]
-    if skip < len(whole[0]):
-        seen = epoch(views)
-        assert len(seen) == 21 - 2 * size * skip
-        for rank, view in enumerate(views):
-            view.set_epoch(0)
-            again = skip_first_batches(view, skip)
-            assert [batch.tolist() for batch in again] == whole[rank][skip:]
-            view.set_epoch(1)
-        assert epoch(views) == second
-
-
-def test_skips_add_up(state: GradientState) -> None:
-    """A view of a view leaves out the steps of both."""
-    loader = World(1, state).prepare(lambda _: DataLoader(Numbers(20), 2))[0]
-    view = skip_first_batches(skip_first_batches(loader, 3), 2)
-
-    assert len(view) == 5
-    assert torch.cat(list(view)).tolist() == list(range(10, 20))
-
-
-def test_skipping_reads_and_draws_nothing(state: GradientState) -> None:
-    """After a skip of 90 % no skipped sample is read, ordered or shuffled, and a plain loader keeps its order."""
-    for shuffle in (False, True):
-        plain = DataLoader(Numbers(1000), 10, shuffle)
-        data = plain.dataset
-        view = skip_first_batches(World(1, state).prepare(lambda _, plain=plain: plain)[0], 90)
-        next(iter(view))
-        assert len(data.read) == 20, "the batch, and the one ahead"
-    torch.manual_seed(0)
-    wanted = torch.cat(list(DataLoader(Numbers(20), 2, shuffle=True))).tolist()
-    torch.manual_seed(0)
-    assert torch.cat(list(skip_first_batches(DataLoader(Numbers(20), 2, shuffle=True), 4))).tolist() == wanted[8:]
-
-
-def test_a_view_shares_epochs_with_its_loader(state: GradientState) -> None:
-    """The epoch after a resumed one is the next one, whether the view or the loader is iterated."""
-    loader, reference = (
-        World(1, state, data_seed=1).prepare(lambda _: DataLoader(Numbers(16), 2, shuffle=True))[0] for _ in range(2)
-    )
-    list(reference)
-    second = torch.cat(list(reference)).tolist()
-    list(skip_first_batches(loader, 3))
-
-    assert torch.cat(list(loader)).tolist() == second
-
-
-def test_the_end_is_known_while_the_last_batch_is_used(state: GradientState) -> None:
-    """`end_of_dataloader` is true in the last step only, and false outside loops."""
-    loader = World(1, state).prepare(lambda _: DataLoader(Numbers(5), 2))[0]
-
-    assert [state.end_of_dataloader for _ in loader] == [False, False, True]
-    assert not state.end_of_dataloader
-    assert state.remainder == -1
-
-
-def test_leaving_an_inner_loop_puts_the_outer_one_in_charge(state: GradientState) -> None:
-    """Nested loops, ended or left by break or by an error: the loop whose step it is counts."""
-    world = World(1, state)
-    outer = world.prepare(lambda _: DataLoader(Numbers(3), 1))[0]
-    inner = world.prepare(lambda _: DataLoader(Numbers(6), 1))[0]
-    held = []
-    for step, _ in enumerate(outer):
-        assert state.active_dataloader is outer
-        iterator = iter(inner)
-        if step == 1:
-            held.append(iterator)  # kept alive: not even the collector ends it
-        for number in iterator:
-            assert state.active_dataloader is inner
-            if number == 2:
-                break
-        del iterator
-        with pytest.raises(ZeroDivisionError):
-            [1 // number.item() for number in inner]
-    assert state.active_dataloader in (None, inner)
-    held.clear()
-    assert not state.in_dataloader
-
-
-class Pair(NamedTuple):
-    """A named tuple."""
-
-    x: Any
-    y: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """A frozen dataclass."""
-
-    x: Any
-    name: str
-
-
-class Attributes(collections.UserDict[str, Any]):
-    """A mapping with an attribute beside its items."""
-
-
-def collated(kind: str, rows: list[int]) -> Any:
-    """A batch of the structure named."""
-    x = torch.tensor(rows)
-    made: dict[str, Any] = {
-        "dict": {"x": x, "names": ["a"] * len(rows), "none": None},
-        "named tuple": Pair(x, "task"),
-        "dataclass": Record(x, "n"),
-        "defaultdict": collections.defaultdict(list, x=x),
-        "deque": collections.deque([x], maxlen=3),
-        "user dict": Attributes(x=x),
-        "nested": [{"a": (x, [x, None])}, "s"],
-    }
-    return made[kind]
-
-
-@pytest.mark.parametrize("kind", ["dict", "named tuple", "dataclass", "defaultdict", "deque", "user dict", "nested"])
-def test_batches_of_any_structure_come_back_as_themselves(state: GradientState, kind: str) -> None:
-    """The batch has the type that the collate function made, with all that is beside the tensors."""
-    loader = World(1, state).prepare(lambda _: DataLoader(Numbers(2), 2, collate_fn=lambda rows: collated(kind, rows)))[
-        0
-    ]
-    batch = next(iter(loader))
-
-    assert type(batch) is type(collated(kind, [0, 1]))
-    assert str(batch) == str(collated(kind, [0, 1]))
-
-
-class OwnLoader(DataLoader[Any]):
-    """A loader class of a user's own."""
-
-    def __init__(self, dataset: Any, colour: str) -> None:
-        super().__init__(dataset, batch_size=2)
-        self.colour = colour
-
-    def describe(self) -> str:
-        """Colour and length."""
-        return f"{self.colour} {len(self.dataset)}"
-
-
-def test_a_prepared_loader_is_what_it_was(state: GradientState) -> None:
-    """isinstance, attributes, methods, copies and pickles hold for the script's own class of loader."""
-    loader = World(1, state).prepare(lambda _: OwnLoader(Numbers(4), "red"))[0]
-
-    assert isinstance(loader, DataLoader)
-    assert isinstance(loader, OwnLoader)
-    assert loader.describe() == "red 4"
-    assert loader.num_workers == 0
-    for other in (pickle.loads(pickle.dumps(loader)), copy.copy(loader), copy.deepcopy(loader)):
-        assert torch.cat(list(other)).tolist() == [0, 1, 2, 3]
-    with pytest.raises(AttributeError):
-        _ = loader.no_such_thing
-
-
-@pytest.mark.parametrize("dataset", [Numbers, Stream])
-def test_workers_change_nothing(state: GradientState, dataset: type) -> None:
-    """With worker processes, persistent ones too, ranks see what they see without, and tails are known."""
-    loaders = World(2, state).prepare(lambda _: DataLoader(dataset(7), 2, num_workers=1, persistent_workers=True))
-    assert epoch(loaders) == list(range(7))
-    assert epoch(loaders) == list(range(7))
-
-
-def test_a_stream_is_told_its_epoch(state: GradientState) -> None:
-    """set_epoch of a data set is called with 0, 1, ...; a script that sets it itself is left alone."""
-    stream = Stream(2)
-    loader = World(1, state).prepare(lambda _: DataLoader(stream))[0]
-    told = []
-    for _ in range(2):
-        list(loader)
-        told.append(stream.epoch)
-    stream.set_epoch(9)
-    list(loader)
-    told.append(stream.epoch)
-    loader.set_epoch(4)
-    list(loader)
-    told.append(stream.epoch)
-
-    assert told == [0, 1, 9, 4]
-
-
-def test_anything_but_a_loader_is_named(state: GradientState) -> None:
-    """A loader-like object is refused with its type and what it lacks."""
-
-    class Like:
-        def __iter__(self) -> Iterator[int]:
-            return iter(())
-
-        def __len__(self) -> int:
-            return 0
-
-    with pytest.raises(TypeError, match=r"Like; it lacks dataset, batch_sampler, sampler"):
-        World(1, state).prepare(lambda _: Like())
-    with pytest.raises(TypeError, match="not list"):
-        skip_first_batches([], 1)

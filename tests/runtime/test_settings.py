@@ -37,14 +37,14 @@ def test_the_world_is_believed() -> None:
 @pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
 def test_half_a_world_is_refused(missing: str) -> None:
     """A variable without which other ranks cannot be found is named."""
-    with pytest.raises(SettingError, match=f"WORLD_SIZE=2 .* but {missing} is not set"):
+    with pytest.raises(SettingError, match=rf"WORLD_SIZE=2 .* but {missing} is not set"):
         env.read_world({name: value for name, value in RANK.items() if name != missing})
 
 
 @pytest.mark.parametrize("wrong", [{"RANK": "2"}, {"RANK": "-1"}, {"WORLD_SIZE": "x"}, {"WORLD_SIZE": "0"}])
 def test_impossible_ranks_are_refused(wrong: dict[str, str]) -> None:
     """A rank outside the world, or what is no number."""
-    with pytest.raises(SettingError, match="no such rank|whole number"):
+    with pytest.raises(SettingError, match=r"no such rank|whole number"):
         env.read_world(RANK | wrong)
 
 
@@ -54,7 +54,7 @@ def test_variables_become_settings() -> None:
 
     assert told == RuntimeSettings(precision="bf16", seed=7, deterministic=True)
     assert env.read_defaults({}).settings == RuntimeSettings()
-    with pytest.raises(SettingError, match="KIT_DETERMINISTIC='maybe': must be one of 1, true"):
+    with pytest.raises(SettingError, match=r"KIT_DETERMINISTIC='maybe': must be one of 1, true"):
         env.read_defaults({"KIT_DETERMINISTIC": "maybe"})
     with pytest.raises(SettingError, match="KIT_SEED='x'"):
         env.read_defaults({"KIT_SEED": "x"})
@@ -72,7 +72,7 @@ def test_a_spec_is_read_instead_of_variables(tmp_path: Path) -> None:
 
     assert told.settings == spec.settings
     assert str(tmp_path) in told.source
-    with pytest.raises(SettingError, match="absent.json"):
+    with pytest.raises(SettingError, match=r"absent.json"):
         env.read_defaults({"KIT_SPEC": str(tmp_path / "absent.json")})
     (tmp_path / "spec.json").write_text("{}")
     with pytest.raises(SettingError, match="missing field"):
@@ -82,15 +82,17 @@ def test_a_spec_is_read_instead_of_variables(tmp_path: Path) -> None:
 def test_the_script_wins_with_one_warning_that_names_both() -> None:
     """Explicit arguments overrule the launch; all that differ stand in one warning, with both values and the source."""
     told = RuntimeSettings(strategy="ddp", precision="bf16", grad_accum_steps=4, seed=1)
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="wins over") as caught:
         chosen = choose(told, precision="no", grad_accum_steps=1, seed=1)
 
-    assert chosen == choices.Choices(
-        strategy="ddp", precision="no", grad_accum_steps=1, seed=1, deterministic=False
-    )
+    assert chosen == choices.Choices(strategy="ddp", precision="no", grad_accum_steps=1, seed=1, deterministic=False)
     assert len(caught) == 1
     text = str(caught[0].message)
-    for part in ("mixed_precision='no' (not 'bf16')", "gradient_accumulation_steps=1 (not 4)", "the launch (spec.json)"):
+    for part in (
+        "mixed_precision='no' (not 'bf16')",
+        "gradient_accumulation_steps=1 (not 4)",
+        "the launch (spec.json)",
+    ):
         assert part in text
     assert "seed" not in text
 
@@ -147,15 +149,13 @@ def test_the_module_says_what_it_would_do(monkeypatch: pytest.MonkeyPatch) -> No
     """`python -m accelkit` prints ranks, device, backend and strategy of another rank's place without joining anybody."""
     for name, value in (RANK | {"KIT_SEED": "4"}).items():
         monkeypatch.setenv(name, value)
-    done = subprocess.run(
-        [sys.executable, "-m", "accelkit"], check=True, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-m", "accelkit"], check=True, capture_output=True, text=True, timeout=60)
 
     lines = dict(line.split(":", 1) for line in done.stdout.splitlines())
     assert lines["rank"].strip() == "1 of 2"
     assert lines["strategy"].strip() == "ddp"
     assert lines["seed"].strip() == "4"
     monkeypatch.setenv("KIT_PRECISION", "fp64")
-    failed = subprocess.run([sys.executable, "-m", "accelkit"], capture_output=True, text=True, timeout=60)
+    failed = subprocess.run([sys.executable, "-m", "accelkit"], capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 1
     assert "Choose one of no, bf16, fp16" in failed.stderr

@@ -1,0 +1,206 @@
+"""What must hold of state and collectives in a world of several ranks; world_checks.py runs these first."""
+
+import collections
+import dataclasses
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from accelkit import Accelerator, DistributedOperationException
+from accelkit.runtime.errors import SettingError
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.complex64,
+]  # fmt: skip
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    x: Any
+    y: Any
+
+
+@dataclasses.dataclass
+class Record:
+    """A dataclass."""
+
+    x: Any
+    label: Any = None
+
+
+def expect(raised: type[BaseException], action: Any) -> str:
+    """The message of the error that an action must raise."""
+    try:
+        action()
+    except raised as error:
+        return str(error)
+    raise AssertionError(f"{raised.__name__} was not raised")
+
+
+def check_state(acc: Accelerator) -> None:
+    """The properties tell rank, world and device."""
+    assert acc.use_distributed
+    assert str(acc.distributed_type.value) == "MULTI_CPU"
+    assert acc.strategy == "ddp"
+    assert acc.is_main_process == (acc.process_index == 0)
+    assert acc.is_last_process == (acc.process_index == acc.num_processes - 1)
+    assert acc.device == torch.device("cpu")
+
+
+def check_gather_every_dtype_and_shape(acc: Accelerator) -> None:
+    """Each type, with no dimension, none of some, or some, comes back joined, in its type, in the order of ranks."""
+    for dtype, shape in itertools.product(DTYPES, [(), (0,), (1,), (3,), (2, 0), (2, 3)]):
+        mine = torch.full(shape, acc.process_index + 1).to(dtype)
+        whole = acc.gather(mine)
+        parts = [torch.full(shape or (1,), rank + 1).to(dtype) for rank in range(acc.num_processes)]
+        assert whole.dtype == dtype
+        assert torch.equal(whole, torch.cat(parts)), (dtype, shape)
+
+
+def structures(value: torch.Tensor) -> list[Any]:
+    """Structures of many kinds around a tensor."""
+    return [
+        [value, (value, {"a": value})],
+        Pair(value, [value]),
+        Record(value, value),
+        collections.OrderedDict(b=value, a=value.bool()),
+        collections.defaultdict(list, x=value),
+        collections.deque([value], maxlen=2),
+        {},
+        [],
+    ]
+
+
+def check_gather_structures(acc: Accelerator) -> None:
+    """Structures come back as themselves, each tensor joined; transposed and strided tensors too."""
+    mine = torch.arange(6.0).reshape(2, 3).t() + acc.process_index
+    whole = torch.cat([torch.arange(6.0).reshape(2, 3).t() + rank for rank in range(acc.num_processes)])
+    for given, wanted in zip(structures(mine), structures(whole), strict=True):
+        gathered = acc.gather(given)
+        assert type(gathered) is type(given)
+        assert str(gathered) == str(wanted)
+    leaf = torch.ones(2, requires_grad=True)
+    assert not acc.gather(leaf).requires_grad
+    assert torch.equal(
+        acc.gather([mine[::2], mine[:, 1]])[0],
+        torch.cat(list(whole.split(3)))[::1].reshape(-1, 3, 2)[:, ::2].reshape(-1, 2),
+    )
+
+
+def check_one_collective_per_gather(acc: Accelerator) -> None:
+    """A gather of twenty tensors is one exchange of data and one of shapes; padding is one exchange."""
+    counted: list[Any] = []
+    carrier = acc.operations.carrier
+    original = carrier.all_gather
+    carrier.all_gather = lambda buffer: (counted.append(buffer.numel()), original(buffer))[1]  # type: ignore[method-assign]
+    try:
+        acc.gather([torch.ones(3)] * 20)
+        assert len(counted) == 2, counted
+        counted.clear()
+        acc.pad_across_processes([torch.ones(3 + acc.process_index)] * 20)
+        assert len(counted) == 1, counted
+        acc.pad_across_processes([torch.ones(1)] * 100)
+        assert len(counted) == 3, counted
+    finally:
+        del carrier.all_gather  # type: ignore[method-assign]
+
+
+def check_gather_refuses_what_differs(acc: Accelerator) -> None:
+    """Different shapes, types, structures or operations raise on every rank, with what each holds, and the next operation works."""
+    me = acc.process_index
+    text = expect(DistributedOperationException, lambda: acc.gather(torch.ones(3 + me, 2)))
+    assert all(f"rank {rank}: gather: [{3 + rank}, 2] float32" in text for rank in range(acc.num_processes)), text
+    expect(
+        DistributedOperationException, lambda: acc.gather(torch.ones(2).to([torch.float32, torch.int32][min(me, 1)]))
+    )
+    expect(DistributedOperationException, lambda: acc.gather({"a" if me else "b": torch.ones(1)}))
+    expect(DistributedOperationException, lambda: acc.gather([torch.ones(1)] * (1 + me)))
+    expect(DistributedOperationException, lambda: acc.gather(torch.ones(1) if me else "text"))
+    text = expect(DistributedOperationException, lambda: acc.gather(torch.ones(1)) if me else acc.reduce(torch.ones(1)))
+    assert "rank 0: reduce sum" in text
+    assert "rank 1: gather" in text
+    expect(DistributedOperationException, lambda: acc.broadcast_object_list([1] * (1 + me)))
+    expect(DistributedOperationException, lambda: acc.wait_for_everyone() if me else acc.gather(torch.ones(1)))
+    assert "'a'" in expect(TypeError, lambda: acc.gather({"a": "text", "b": torch.ones(1)}))
+    jagged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    assert "nested" in expect(TypeError, lambda: acc.gather(jagged))
+    assert "sparse" in expect(TypeError, lambda: acc.gather(torch.eye(2).to_sparse()))
+    assert torch.equal(acc.gather(torch.tensor([me])), torch.arange(acc.num_processes))
+
+
+def check_pad(acc: Accelerator) -> None:
+    """Every type is padded and stays what it is, at either end, along any dimension; what has no such dimension stays."""
+    me, most = acc.process_index, acc.num_processes - 1
+    for dtype, dim in itertools.product(DTYPES, (0, 1, -1)):
+        shape = [2, 2]
+        shape[dim] = 3 + me
+        padded = acc.pad_across_processes(torch.ones(shape).to(dtype), dim=dim)
+        assert padded.dtype == dtype
+        assert padded.shape[dim] == 3 + most
+        assert padded.float().abs().sum().item() == 2 * (3 + me) if dtype != torch.complex64 else True
+    first = acc.pad_across_processes(torch.ones(1 + me), pad_index=7, pad_first=True)
+    assert first.tolist() == [7] * (most - me) + [1] * (1 + me)
+    assert acc.pad_across_processes(torch.tensor(3.0)).dim() == 0
+    assert acc.pad_across_processes(torch.ones(2), dim=4).shape == (2,)
+    nested = acc.pad_across_processes({"x": torch.ones(1 + me), "y": [torch.zeros(2, 1)]})
+    assert nested["x"].shape == (1 + most,)
+    jagged = torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged)
+    assert "nested" in expect(TypeError, lambda: acc.pad_across_processes(jagged))
+
+
+def check_reduce(acc: Accelerator) -> None:
+    """Sum, mean and maximum of every type, scaled; arguments are not changed."""
+    me, size = acc.process_index, acc.num_processes
+    total = sum(range(1, size + 1))
+    for dtype in DTYPES:
+        mine = torch.full((2,), me + 1).to(dtype)
+        before = mine.clone()
+        summed = acc.reduce({"a": mine, "b": [torch.tensor(1.0)]})
+        assert torch.equal(mine, before)
+        wanted = size if dtype is torch.bool else total
+        assert summed["a"].tolist() == [wanted] * 2, dtype
+        assert summed["b"][0].item() == size
+        assert summed["a"].dtype == (torch.int64 if dtype is torch.bool else dtype)
+        if dtype is not torch.complex64:
+            assert acc.reduce(mine, "max").tolist() == [True if dtype is torch.bool else size] * 2
+            assert acc.reduce(mine, "max").dtype == dtype
+    assert acc.reduce(torch.tensor(float(me)), "mean").item() == sum(range(size)) / size
+    assert acc.reduce(torch.tensor(me), "mean").dtype.is_floating_point
+    assert acc.reduce(torch.tensor(1.0), scale=0.5).item() == size / 2
+    expect(SettingError, lambda: acc.reduce(torch.ones(1), "median"))
+
+
+def check_broadcast(acc: Accelerator) -> None:
+    """The tensors of one rank fill those of all, in place, strided and of every type; objects as well."""
+    last = acc.num_processes - 1
+    for dtype in DTYPES:
+        mine = torch.full((3, 2), acc.process_index + 1).to(dtype)
+        view = mine.t()
+        returned = acc.broadcast({"a": view, "b": torch.zeros(0)}, from_process=last)
+        assert returned["a"] is view
+        assert torch.equal(mine, torch.full((3, 2), last + 1).to(dtype)), dtype
+    parameter = nn.Parameter(torch.full((2,), float(acc.process_index)))
+    acc.broadcast([parameter])
+    assert parameter.tolist() == [0.0, 0.0]
+    values = [acc.process_index, {"k": acc.process_index}]
+    assert acc.broadcast_object_list(values, from_process=1) is values
+    assert values == [1, {"k": 1}]
+    expect(SettingError, lambda: acc.broadcast(torch.ones(1), from_process=99))
+
+
+def check_objects(acc: Accelerator) -> None:
+    """gather_object joins one level; gather_for_metrics keeps the structure and gathers leaf by leaf."""
+    me, size = acc.process_index, acc.num_processes
+    assert acc.gather_object([f"r{me}"] * (1 + me)) == [f"r{rank}" for rank in range(size) for _ in range(1 + rank)]
+    pair = acc.gather_for_metrics(([f"a{me}"], [f"b{me}"]))
+    assert pair == ([f"a{rank}" for rank in range(size)], [f"b{rank}" for rank in range(size)])
+    mixed = acc.gather_for_metrics({"id": torch.tensor([me]), "text": [str(me)] * (me + 1), "task": "sum"})
+    assert mixed["id"].tolist() == list(range(size))
+    assert mixed["text"] == [str(rank) for rank in range(size) for _ in range(rank + 1)]
+    assert mixed["task"] == ["sum"] * size
+    boxes = acc.gather_for_metrics([{"boxes": torch.ones(me, 4)}], use_gather_object=True)
+    assert [len(item["boxes"]) for item in boxes] == list(range(size))
