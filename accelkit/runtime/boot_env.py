@@ -124,8 +124,9 @@ def rank_environment(
     if spec.settings.deterministic:
         env["PYTHONHASHSEED"] = str(spec.settings.seed or 0)
         env["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-        env.pop(name, None)  # one that an image brought; the user's own comes with spec.env
+    if spec.image_digest:  # an interface that an image brought; the user's own comes with spec.env
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            env.pop(name, None)
     if spec.nodes > 1 and interface:
         env |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}", "TP_SOCKET_IFNAME": interface}
     return env | spec.env | _kit_variables(spec, node) | _rank_variables(spec, node, local_rank)

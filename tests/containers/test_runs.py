@@ -253,3 +253,16 @@ def test_a_changed_image_is_refused_by_name(tmp_path: Path) -> None:
     assert done.code == 1
     assert "accelkit-moving:latest" in done.err
     assert "--allow image" in done.err
+
+
+def test_another_user_owns_what_the_ranks_write(tmp_path: Path) -> None:
+    """--user UID:GID: outputs are that user's, who has a name and a home in the container."""
+    tmp_path.chmod(0o777)
+    script = "import os, pwd\nopen('made', 'w').write('x')\nopen(os.environ['KIT_OUTPUT_DIR'] + '/o', 'w').write('x')\n"
+    (tmp_path / "s.py").write_text(
+        script + "print(os.getuid(), pwd.getpwuid(os.getuid()).pw_dir, os.access(os.path.expanduser('~'), os.W_OK))"
+    )
+    done = kit("run", "--image", "cpu", "--user", "1234:1234", "s.py", cwd=tmp_path)
+
+    assert done.out == "[node0 rank0] 1234 /accelkit/home True\n", done.err
+    assert (tmp_path / "made").stat().st_uid == 1234

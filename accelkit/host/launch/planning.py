@@ -178,7 +178,10 @@ def _container(
         user=f"{uid}:{gid}",
         workdir=str(place.shown_workdir or place.workdir),
         mounts=(*mounts, passwd),
-        env={**environment.of_container(environment.user_name()), names.ENV_RUN_ID: place.run_id},
+        env={
+            **environment.of_container(environment.user_name() if uid == os.getuid() else "user"),
+            names.ENV_RUN_ID: place.run_id,
+        },
         shm_size=syntax.parse_size(config.shm_size) if config.shm_size else shm,
         ulimits=_ulimits(config),
         cpus=syntax.parse_cpus(config.cpus) if config.cpus else None,
