@@ -1,8 +1,8 @@
 """The model of kit.yaml: the one declaration of every setting.
 
 Flags, KIT_* variables, the YAML file, its JSON schema, the sample and the wizard's questions all come from the fields below.
-Only the standard library is imported here, so that `kit run --help` can list the options at once; values are checked by pydantic
-when a config is loaded (loading.py) and across fields by checks.py.
+Only the standard library is imported here, so that `kit run --help` can list the options at once; values are checked when a config is
+loaded (loading.py), and across fields by checks.py.
 """
 
 import dataclasses
