@@ -10,6 +10,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from accelkit.contract import codec
+from accelkit.contract.spec import Program
 from accelkit.host import hardware
 from accelkit.host.config.model import Backend, RunConfig, options
 from accelkit.host.errors import ImageNotFound
@@ -71,7 +72,7 @@ def _request(record: Record, store: Store, config: RunConfig, workdir: Path, com
     return Request(
         config=config,
         values=values,
-        program=record.plan.spec.program,
+        program=_program(record),
         command=command,
         workdir=store.workdir,
         code_dir=workdir,
@@ -81,6 +82,14 @@ def _request(record: Record, store: Store, config: RunConfig, workdir: Path, com
         extra_env=record.environment,
         staged=_runtime(record),
     )
+
+
+def _program(record: Record) -> Program:
+    """The recorded program; a script that was named by its absolute path is the one in the laid-out code."""
+    program, there = record.plan.spec.program, record.plan.workdir
+    if program.kind == "script" and Path(program.target).is_absolute() and Path(program.target).is_relative_to(there):
+        return dataclasses.replace(program, target=str(Path(program.target).relative_to(there)))
+    return program
 
 
 def _runtime(record: Record) -> Staged:

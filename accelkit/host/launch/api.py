@@ -30,6 +30,9 @@ from accelkit.host.runs.store import EXCHANGE_FOLDER, OUTPUTS_FOLDER, Store
 DETACHED_LOG: Final = "kit.log"
 """File of the run's folder that a detached supervisor writes what it would print."""
 
+SUPERVISOR_PATIENCE: Final = 10.0
+"""Seconds that a detached supervisor gets to start."""
+
 
 def run(request: Request, screen: Screen, guard: Guard) -> Record:
     """Run to the end. Raises KitError for what cannot be started; a run that failed is no error: see the record's outcome."""
@@ -87,6 +90,7 @@ def release(prepared: Prepared) -> None:
 def record_run(prepared: Prepared) -> Record:
     """Write the run's folder: record, launch spec, artefacts, secrets. From here on it can be found, supervised, cleaned."""
     request, plan = prepared.request, prepared.plan
+    inputs = capture.digest_paths(request.workdir, request.config.inputs)
     run_dir = prepared.store.prepare(plan.run_id)
     code = _code(prepared, run_dir)
     record = Record(
@@ -101,7 +105,7 @@ def record_run(prepared: Prepared) -> Record:
         seeds={} if plan.spec.settings.seed is None else {"seed": plan.spec.settings.seed},
         hardware=codec.to_dict(prepared.hardware),
         packages={"accelkit": accelkit.__version__, "python": sys.version.split()[0]},
-        inputs=capture.digest_paths(request.workdir, request.config.inputs),
+        inputs=inputs,
         reproduces=request.reproduces,
     )
     _lay_out(prepared, run_dir)
@@ -200,6 +204,7 @@ def _ended(record: Record, exits: list[NodeExited], state: OutcomeState, started
     if problems and root is None:
         root = RootCause(rank=None, node=None, cause="kit-error", message=problems[0])
     run_dir = Path(plan.run_dir)
+    spec_file = run_dir / EXCHANGE_FOLDER / names.SPEC_FILE  # its time is of the same clock as the outputs'
     return dataclasses.replace(
         record,
         state="ended",
@@ -214,7 +219,9 @@ def _ended(record: Record, exits: list[NodeExited], state: OutcomeState, started
         ),
         metrics=metrics.read(run_dir / EXCHANGE_FOLDER / names.METRICS_FILE),
         outputs=capture.digest_paths(run_dir / OUTPUTS_FOLDER, ["."]),
-        workdir_outputs=capture.written_since(Path(plan.workdir), record.config["run.outputs"].value, started_at),
+        workdir_outputs=capture.written_since(
+            Path(plan.workdir), record.config["run.outputs"].value, spec_file.stat().st_mtime
+        ),
     )
 
 
@@ -235,4 +242,12 @@ def detach(prepared: Prepared) -> Record:
         process.Child(
             [sys.executable, "-m", "accelkit.host.launch.detached", str(run_dir)], stdout=log, stderr=log, keep=keep
         )
+    _await_supervisor(prepared.store, record.run_id)
     return record
+
+
+def _await_supervisor(store: Store, run_id: str) -> None:
+    """Until the supervisor has put its name into the record, so that whoever looks next sees a run that lives."""
+    deadline = time.monotonic() + SUPERVISOR_PATIENCE
+    while store.load(run_id).state == "planned" and time.monotonic() < deadline:
+        time.sleep(0.02)

@@ -43,10 +43,10 @@ def sweep(run_id: str, *, with_engine: bool) -> None:
 
 
 def _end_processes(run_id: str) -> None:
-    """SIGTERM to the oldest (boot, which ends its ranks), SIGKILL to what is left."""
+    """SIGTERM to all of them, SIGKILL to what is left."""
     for number, wait in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 2.0)):
         found = liveness.processes_of(run_id)
-        for pid in found[:1] if number == signal.SIGTERM else found:
+        for pid in found:
             _signal(pid, number)
         deadline = time.monotonic() + wait
         while liveness.processes_of(run_id) and time.monotonic() < deadline:

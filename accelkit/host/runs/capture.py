@@ -33,6 +33,8 @@ _CACHES: Final = {
     ".ruff_cache",
     STATE,
 }
+_PLAIN: Final = ("-c", "diff.noprefix=false", "-c", "diff.mnemonicPrefix=false")
+"""Whatever the user likes diffs to look like, ours must apply again."""
 _BLOCK: Final = 1 << 20
 
 
@@ -170,10 +172,12 @@ def digest_paths(workdir: Path, paths: Sequence[str]) -> dict[str, FileDigest]:
 
 
 def written_since(workdir: Path, paths: Sequence[str], since: float) -> dict[str, FileDigest]:
-    """Digests of the files in `paths` that were written at or after `since` (seconds since the epoch); missing paths are none."""
+    """Digests of the files in `paths` that were written at or after `since`; missing paths are none.
+
+    `since`: the modification time of a file that was written just before the run, so that one clock is compared with itself.
+    """
     there = [text for text in paths if (workdir / text).exists()]
-    # Two seconds' leeway: file systems and clocks are coarser than time.time().
-    return {n: d for n, d in digest_paths(workdir, there).items() if (workdir / n).lstat().st_mtime >= since - 2.0}
+    return {n: d for n, d in digest_paths(workdir, there).items() if (workdir / n).lstat().st_mtime >= since}
 
 
 def _store(run_dir: Path, name: str, content: bytes) -> StoredFile:
@@ -191,5 +195,5 @@ def _git(folder: Path, *words: str, env: dict[str, str] | None = None) -> str | 
 
 
 def _must(folder: Path, *words: str, env: dict[str, str] | None = None, text: str | None = None) -> str:
-    command = ["git", "-C", str(folder), "-c", "core.quotePath=false", "-c", "core.autocrlf=false", *words]
+    command = ["git", "-C", str(folder), "-c", "core.quotePath=false", "-c", "core.autocrlf=false", *_PLAIN, *words]
     return process.run(command, env=env, text=text, check=True).stdout

@@ -52,14 +52,25 @@ def remove(record: Record, target: Path) -> None:
     """Remove what `lay_out` made; nothing happens when it is gone."""
     if record.code.kind == "git" and Path(record.code.root).is_dir():
         process.run(["git", "-C", record.code.root, "worktree", "remove", "--force", str(target)])
-        process.run(["git", "-C", record.code.root, "worktree", "prune"])
     shutil.rmtree(target, ignore_errors=True)
 
 
 def _worktree(code: CodeState, run_dir: Path, target: Path) -> None:
     diff = _stored(run_dir, code) if code.diff else None
     done = process.run(
-        ["git", "-C", code.root, "worktree", "add", "--detach", "--force", str(target), str(code.commit)]
+        [
+            "git",
+            "-C",
+            code.root,
+            "-c",
+            "core.hooksPath=/dev/null",
+            "worktree",
+            "add",
+            "--detach",
+            "--force",
+            str(target),
+            str(code.commit),
+        ]
     )
     if done.code:
         raise RecordError(

@@ -1,7 +1,6 @@
 """Capturing code and laying it out again, with real repositories."""
 
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -106,4 +105,6 @@ def test_only_what_a_run_wrote_counts_as_its_output(tmp_path: Path) -> None:
     os.utime(tmp_path / "outputs" / "old", (1, 1))
     (tmp_path / "outputs" / "new").write_text("2")
 
-    assert list(capture.written_since(tmp_path, ["outputs", "missing"], time.time())) == ["outputs/new"]
+    assert list(
+        capture.written_since(tmp_path, ["outputs", "missing"], (tmp_path / "outputs" / "new").stat().st_mtime)
+    ) == ["outputs/new"]
