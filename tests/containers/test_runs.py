@@ -22,11 +22,14 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def left() -> str:
-    """Containers and networks of any run."""
-    containers = subprocess.check_output(["docker", "ps", "-aq", "--filter", "label=accelkit.run"], text=True)
-    networks = subprocess.check_output(["docker", "network", "ls", "-q", "--filter", "label=accelkit.run"], text=True)
-    return containers + networks
+def left(cwd: Path) -> str:
+    """Containers and networks of the runs of a folder (others may use the engine too)."""
+    found = ""
+    for folder in (cwd / ".accelkit" / "runs").iterdir():
+        label = f"label=accelkit.run={folder.name}"
+        found += subprocess.check_output(["docker", "ps", "-aq", "--filter", label], text=True)
+        found += subprocess.check_output(["docker", "network", "ls", "-q", "--filter", label], text=True)
+    return found
 
 
 def last_line(done: Ended) -> str:
@@ -58,7 +61,7 @@ def test_local_one_container_and_two_are_the_same_bits(work: Path) -> None:
 
     assert local == one == nodes
     assert "of 360)" in one
-    assert left() == ""
+    assert left(work) == ""
 
 
 FAILING = """
@@ -94,7 +97,7 @@ def test_a_failing_rank_is_named_and_its_code_passes_through(
     assert done.code == code
     assert f"rank 1 on node{len(topology) // 2 - 1} {words}" in done.err
     assert record["outcome"]["ended_at"] - ranks[1]["ended_at"] < 5
-    assert left() == ""
+    assert left(tmp_path) == ""
 
 
 def test_a_container_that_is_killed_from_outside_is_named(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_a_container_that_is_killed_from_outside_is_named(tmp_path: Path) -> Non
 
     assert process.returncode == 137
     assert "node1 was killed (SIGKILL) from outside" in err
-    assert left() == ""
+    assert left(tmp_path) == ""
 
 
 @pytest.mark.parametrize("phase", ["start", "training"])
@@ -129,7 +132,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, phase: str, number: int, code: 
     process.communicate(timeout=20)
 
     assert process.returncode == code
-    assert left() == ""
+    assert left(tmp_path) == ""
 
 
 def test_a_run_whose_kit_was_killed_can_be_stopped(tmp_path: Path) -> None:
@@ -142,7 +145,7 @@ def test_a_run_whose_kit_was_killed_can_be_stopped(tmp_path: Path) -> None:
 
     assert runs(tmp_path)[0]["state"] == "orphaned"
     assert kit("runs", "stop", "last", cwd=tmp_path).code == 0
-    assert left() == ""
+    assert left(tmp_path) == ""
 
 
 def test_the_compose_file_runs_with_plain_docker_compose(tmp_path: Path) -> None:
@@ -156,7 +159,7 @@ def test_the_compose_file_runs_with_plain_docker_compose(tmp_path: Path) -> None
     subprocess.run(["docker", "compose", "-f", "compose.yaml", "down"], cwd=folder, capture_output=True, check=True)
 
     assert "[node1 rank1] rank 1" in up.stdout
-    assert left() == ""
+    assert left(tmp_path) == ""
 
 
 def test_containers_are_confined_and_outputs_are_the_callers(tmp_path: Path) -> None:
@@ -235,7 +238,7 @@ def test_a_two_container_run_reproduces_bitwise_from_a_tree_that_has_changed(wor
     assert "bitwise" in again.out
     assert "digits.py" in again.err
     assert (work / "digits.py").read_text() == "raise SystemExit('not this')\n"
-    assert left() == ""
+    assert left(work) == ""
 
 
 def test_a_changed_image_is_refused_by_name(tmp_path: Path) -> None:
