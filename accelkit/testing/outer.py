@@ -27,6 +27,8 @@ STAGED: Final = ("testing/__init__.py", "testing/inner.py", "testing/plugin.py")
 PYTEST_FOLDER: Final = "/accelkit/pytest"
 """Where containers see the host's pytest."""
 _PYTEST_PARTS: Final = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+_KILLED: Final = ("oom", "signal", "node-lost")
+"""Root causes that other ranks' failures only follow from."""
 _ALLOWED: Final = {"nodes", "procs_per_node", "image", "timeout", "env"}
 
 
@@ -40,7 +42,7 @@ class RankReports:
     @property
     def failed_at(self) -> float | None:
         """When its first failing report ended; None when none failed."""
-        times = [getattr(r, "stop", 0.0) for r in self.reports if r.failed]
+        times = [getattr(r, "stop", float("inf")) for r in self.reports if r.failed]
         return min(times) if times else None
 
 
@@ -135,12 +137,15 @@ def _merge(item: pytest.Item, record: Record, started: float) -> list[pytest.Tes
     """The first failing rank's reports, else rank 0's; a rank that died without a report is a failure in the run's own words."""
     found = [_read(item, record, rank) for rank in range(record.plan.spec.world_size)]
     failing = sorted((r for r in found if r.failed_at is not None), key=lambda r: r.failed_at or 0.0)
-    if failing:
+    root = record.outcome.root_cause if record.outcome else None
+    if failing and (root is None or root.cause not in _KILLED):
         return [_as_test_report(item, r, failing[0].rank, record, started) for r in failing[0].reports]
-    outcome = record.outcome
-    if outcome is not None and outcome.exit_code:
-        words = outcome.root_cause.message if outcome.root_cause else f"the run {outcome.state}"
+    if record.outcome is not None and record.outcome.exit_code:
+        words = root.message if root else f"the run {record.outcome.state}"
         return [_failed(item, f"{words}\n{_logs(record)}", started)]
+    silent = [r.rank for r in found if not any(isinstance(report, pytest.TestReport) for report in r.reports)]
+    if silent:
+        return [_failed(item, f"rank {silent[0]} ended without a report of its test\n{_logs(record)}", started)]
     return [r for r in found[0].reports if isinstance(r, pytest.TestReport)]
 
 

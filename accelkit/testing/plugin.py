@@ -41,7 +41,7 @@ def on_a_rank() -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a marked test on its ranks; leave every other test, and everything on a rank, to pytest."""
     marker = item.get_closest_marker("ranks")
     if marker is None or on_a_rank():
@@ -49,6 +49,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in _reports(item, marker):
         item.ihook.pytest_runtest_logreport(report=report)
+    # What earlier tests set up for this module is torn down here as after any test: nobody else does it for us.
+    item.session._setupstate.teardown_exact(nextitem)  # noqa: SLF001  (pytest has no public word for it)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
