@@ -288,6 +288,7 @@ class Accelerator(TrainingMethods, CommunicationMethods):
             config=self.dataloader_config,
             agree=lambda value: self.operations.broadcast_object_list([value])[0],
             state=self.gradient_state,
+            channel=self.operations.channel,
             shard=shard,
         )
         self._dataloaders.add(data_loader, made)

@@ -3,6 +3,7 @@
 AccelkitError
 |-- SettingError (also a ValueError)         a setting is wrong, or contradicts another
 |-- UnsupportedError (also a RuntimeError)   this device, strategy or input cannot do what was asked
+|-- BatchSourceError (also a RuntimeError)   the rank that reads the data for all could not go on
 +-- DistributedOperationException            the ranks do not agree on a collective operation
 """
 
@@ -25,3 +26,7 @@ class UnsupportedError(AccelkitError, RuntimeError):
 
 class DistributedOperationException(AccelkitError):
     """The ranks hold different shapes, types or structures, or call different operations; raised on every rank."""
+
+
+class BatchSourceError(AccelkitError, RuntimeError):
+    """Rank 0 reads the data for all ranks and could not go on; raised on the others, with its traceback."""

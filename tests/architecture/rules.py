@@ -47,6 +47,9 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "numpy": {
         "accelkit/runtime/rng.py": "numpy's generator is seeded, saved and restored with the others",
     },
+    "torchdata": {
+        "accelkit/runtime/data/adopted.py": "makes its loader where a script asks for it",
+    },
     "deepspeed": {"accelkit/runtime/strategies/deepspeed.py": "the strategy that is about it"},
     "torch_xla": {
         "accelkit/runtime/strategies/xla.py": "the strategy that is about it",
@@ -87,6 +90,7 @@ STARTS_PROCESSES: dict[str, str] = {
 
 CATCHES_EVERYTHING: dict[str, str] = {
     "accelkit/host/launch/supervise.py": "an outer edge: what fails in a thread must reach the loop",
+    "accelkit/runtime/data/dispatch.py": "an outer edge: what the data set raises on rank 0 must reach the ranks that wait for it",
     "accelkit/runtime/rank_main.py": "an outer edge: whatever the script raises becomes the rank's result",
 }
 """Files with an `except Exception`. One that ends by raising again (clean-up) is fine anywhere."""

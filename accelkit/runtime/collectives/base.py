@@ -1,6 +1,7 @@
 """The seam between structure-wise operations and what carries bytes from rank to rank."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -33,3 +34,33 @@ class Collectives(ABC):
     @abstractmethod
     def broadcast_object(self, value: Any, source: int) -> Any:
         """Any picklable value of rank `source`."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What carries rows from rank 0 to the others."""
+
+    carrier: Collectives
+    device: torch.device
+    """Where bytes must lie to travel."""
+
+    def announce(self, size: int) -> None:
+        """Rank 0: say how large the first rows are."""
+        self.carrier.broadcast(torch.tensor([size], device=self.device), 0)
+
+    def hear(self) -> int:
+        """Other ranks: how large the first rows are."""
+        size = torch.empty(1, dtype=torch.int64, device=self.device)
+        self.carrier.broadcast(size, 0)
+        return int(size.item())
+
+    def send(self, rows: torch.Tensor) -> None:
+        """Rank 0: a row for each other rank, `(size - 1, bytes)`."""
+        self.carrier.broadcast(rows.to(self.device).view(-1), 0)
+
+    def receive(self, size: int) -> torch.Tensor:
+        """Other ranks: the row of this one, which nothing else refers to."""
+        others = self.carrier.size - 1
+        rows = torch.empty((others, size), dtype=torch.uint8, device=self.device)
+        self.carrier.broadcast(rows.view(-1), 0)
+        return rows[0] if others == 1 else rows[self.carrier.rank - 1].clone()

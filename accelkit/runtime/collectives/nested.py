@@ -13,7 +13,7 @@ import torch
 
 from accelkit.runtime import structure
 from accelkit.runtime.collectives import packing
-from accelkit.runtime.collectives.base import Collectives
+from accelkit.runtime.collectives.base import Channel, Collectives
 from accelkit.runtime.errors import DistributedOperationException, SettingError
 
 _DIGEST: Final = 4  # 64-bit words
@@ -28,6 +28,15 @@ class NestedCollectives:
         self.carrier = carrier
         self._control = control
         """The device on which headers travel."""
+
+    @property
+    def channel(self) -> Channel:
+        """What carries bare bytes from one rank to all."""
+        return Channel(self.carrier, self._control)
+
+    def lengths(self, operation: str, number: int) -> list[int]:
+        """A whole number of every rank, exchanged with the header of an operation."""
+        return [numbers[0] for numbers in self._agree(operation, "", numbers=[number])]
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
