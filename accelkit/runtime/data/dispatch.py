@@ -94,7 +94,7 @@ class DispatchFeed(Feed):
                     for rank, encoder in enumerate(encoders, 1)
                 ]
                 yield _Parcel(_write(rows), values[0], tail, marks)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (whatever it is, the other ranks wait for it)
             rows = [wire.failure(traceback.format_exc())] * (self.plan.size - 1)
             yield _Parcel(_write(rows), error=error)
 
