@@ -29,10 +29,10 @@ class ReadyBatches(IterableDataset[Any]):
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the loader, where it wants to know."""
+        if hasattr(self.loader, "set_epoch"):
+            self.loader.set_epoch(epoch)
 
 
 class AdoptedLoader(DataLoader[Any]):
@@ -46,11 +46,12 @@ class AdoptedLoader(DataLoader[Any]):
                 "Put the data into a Dataset or IterableDataset and give a DataLoader of it."
             )
         super().__init__(ReadyBatches(loader), batch_size=None, collate_fn=_as_it_is)
+        self.adopted = loader
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "dataset":
+        if name.startswith("_") or "adopted" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self.dataset, name)
+        return getattr(self.adopted, name)
 
 
 def _as_it_is(batch: Any) -> Any:
