@@ -91,16 +91,13 @@ class Accelerator(TrainingMethods, CommunicationMethods, CheckpointMethods):
             warn=self._partial.is_main_process and earlier is None,
         )
         self._settle(chosen, handlers, cpu)
-        plugin.num_steps = chosen.grad_accum_steps
         said = gradient_accumulation_plugin is not None or gradient_accumulation_steps is not None
-        self._keep_books(plugin if said or earlier is None else None)
+        self._keep_books(replace(plugin, num_steps=chosen.grad_accum_steps) if said or earlier is None else None)
         self._keep_checkpoints(project_dir, project_config)
         self.device_placement = device_placement
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
-        self.step_scheduler_with_optimizer, self.step_scheduler_once = (
-            step_scheduler_with_optimizer,
-            step_scheduler_once,
-        )
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.step_scheduler_once = step_scheduler_once
 
     def _keep_books(self, plugin: GradientAccumulationPlugin | None) -> None:
         """Make what counts and remembers: accumulation, prepared objects, metrics. `plugin`: None leaves the shared state as it is."""
