@@ -10,9 +10,8 @@ import fcntl
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,8 +24,6 @@ COMPLETE: Final = ".complete"
 _SAVING: Final = ".saving-"
 _DELETING: Final = ".deleting-"
 _LOCK: Final = ".lock"
-_ABANDONED: Final = 3600.0
-"""Seconds after which a folder that nobody has locked yet is taken for a leftover."""
 
 
 def new_token() -> str:
@@ -47,8 +44,7 @@ class Staging:
         home = target if self._inside else target.parent
         sweep(home)
         self.path = home / (f"{_SAVING}{token}" if self._inside else f".{target.name}{_SAVING}{token}")
-        self.path.mkdir()
-        self._lock = _lock(self.path)
+        self._lock = _make(self.path)
 
     def commit(self, written: Manifest) -> None:
         """Make the folder the target. All files are on the disk already."""
@@ -73,8 +69,7 @@ class Staging:
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
     """A block with a new folder that nobody takes for a leftover; it is removed at the end."""
-    path.mkdir()
-    descriptor = _lock(path)
+    descriptor = _make(path)
     try:
         yield
     finally:
@@ -82,11 +77,27 @@ def hold(path: Path) -> Iterator[None]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _lock(path: Path) -> int:
-    """Lock a new folder until the descriptor that is returned is closed, or this process ends."""
-    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    _try_lock(descriptor)
-    return descriptor
+def _make(path: Path) -> int:
+    """Make a folder, locked until the descriptor that is returned is closed or this process ends.
+
+    Another process that sweeps may take it for a leftover until it is locked: then it is made again.
+    """
+    while True:
+        path.mkdir(exist_ok=True)
+        try:
+            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            continue
+        if _try_lock(descriptor) is not False and _is_at(descriptor, path / _LOCK):
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def sync(folder: Path) -> None:
@@ -103,12 +114,14 @@ def _sync_tree(folder: Path) -> None:
         sync(Path(path))
 
 
-def _try_lock(descriptor: int) -> bool:
-    """Take a lock that ends with this process. False: somebody has it, or this file system has no locks."""
+def _try_lock(descriptor: int) -> bool | None:
+    """Take a lock that ends with this process. False: somebody has it; None: this file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return None
     return True
 
 
@@ -117,26 +130,29 @@ def sweep(home: Path) -> None:
     for path in home.iterdir():
         if not path.name.startswith(".") or not path.is_dir():
             continue
-        if _DELETING in path.name or (_SAVING in path.name and _is_leftover(path)):
+        if _DELETING in path.name:
             shutil.rmtree(path, ignore_errors=True)
+        elif _SAVING in path.name:
+            _sweep_one(path)
 
 
-def _is_leftover(path: Path) -> bool:
+def _sweep_one(path: Path) -> None:
     try:
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:  # its maker has not come to that
-        return time.time() - path.stat().st_mtime > _ABANDONED
-    except OSError:
-        return False
+    except OSError:  # killed before it was locked: then it is empty
+        with suppress(OSError):
+            path.rmdir()
+        return
     try:
-        return _try_lock(descriptor)
+        if _try_lock(descriptor):
+            delete(path)
     finally:
         os.close(descriptor)
 
 
 def delete(folder: Path) -> None:
-    """Remove a checkpoint: it is gone at once, its files follow."""
-    doomed = folder.with_name(f".{folder.name}{_DELETING}{new_token()}")
+    """Remove a folder: it is gone at once, its files follow; what stays of them when that is interrupted is swept later."""
+    doomed = folder.with_name(f".{folder.name.lstrip('.')}{_DELETING}{new_token()}")
     folder.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from accelkit.runtime import rng, structure
-from accelkit.runtime.checkpoint import names, objectfile, optimizers, tensorfile
+from accelkit.runtime import rng
+from accelkit.runtime.checkpoint import memory, names, objectfile, optimizers, tensorfile
 from accelkit.runtime.checkpoint.folder import Opened
 from accelkit.runtime.checkpoint.parts import Subjects, has_state
 from accelkit.runtime.errors import CheckpointError
@@ -71,19 +71,15 @@ def _choose(subjects: Subjects, found: Opened, load: Load) -> dict[str, bool]:
                 f"{found.folder} holds {theirs[kind]} {kind}, and {count} are prepared",
                 hint="prepare the same objects, in the same order, before load_state; or none of a kind to leave it out",
             )
-        if not count and theirs[kind]:
-            load.notes.append(f"{theirs[kind]} {kind} of {found.folder} are not loaded: none is prepared")
+    left_out = [f"{theirs[kind]} {kind}" for kind, count in mine.items() if not count and theirs[kind]]
+    if left_out:
+        load.notes.append(f"{', '.join(left_out)} of {found.folder} are not loaded: none is prepared")
     return chosen
 
 
 def _prepare_object(found: Opened, name: str, target: Any, load_kwargs: Mapping[str, Any]) -> Apply:
     state = objectfile.read(found.path(name), load_kwargs)
-    return lambda: target.load_state_dict(structure.map_leaves(_own, state))
-
-
-def _own(leaf: Any) -> Any:
-    """A tensor in memory of its own; a checkpoint's file can be deleted under a view of it."""
-    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+    return lambda: target.load_state_dict(memory.own(state))
 
 
 def _prepare_model(
@@ -104,7 +100,8 @@ def _prepare_model(
     def apply() -> None:
         skip = _already_read(live, layout)
         slots = [(slot, live[name]) for name in live if name not in skip and (slot := layout.find(name)) is not None]
-        tensorfile.read_into(path, slots)
+        if safe:
+            tensorfile.read_into(path, slots)
         for name in extra:
             if name in live:
                 live[name] = _take(live[name], extra[name])
@@ -137,7 +134,7 @@ def _compare(
     problems = []
     if strict:
         problems += [f"{name} is missing from the checkpoint" for name in live if name not in saved]
-        problems += [f"{name} is not in the model" for name in saved if name not in live]
+        problems += [f"{name} is not in the model" for name in sorted(saved) if name not in live]
     for name in live:
         if name in saved and saved[name] != _form(live[name]):
             problems.append(

@@ -2,9 +2,11 @@
 
 import ctypes
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import torch
+
+from accelkit.runtime import structure
 
 STAGE: Final = 16 * 2**20
 """Most bytes that are copied at a time, where a tensor cannot be seen in place."""
@@ -47,3 +49,8 @@ def read_pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     for part in pieces(tensor):
         staged = part.to("cpu").contiguous().resolve_conj().resolve_neg()
         yield view(staged)
+
+
+def own(data: Any) -> Any:
+    """A structure with its tensors in memory of their own: a file can be changed or cut short under a view of it."""
+    return structure.map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, data)

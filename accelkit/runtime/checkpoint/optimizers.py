@@ -5,6 +5,8 @@ from typing import Any, Final
 
 import torch
 
+from accelkit.runtime.checkpoint import memory
+
 _SMALL: Final = 1024
 """Elements up to which a copy costs nothing."""
 
@@ -61,9 +63,10 @@ def _take_one(values: Any, parameter: Any, live: Mapping[Any, Any]) -> Any:
     there = live.get(parameter, {}) if parameter is not None else {}
     taken = {}
     for name, value in values.items():
-        taken[name] = value
         if isinstance(value, torch.Tensor):
             taken[name] = _take_tensor(value, there.get(name), parameter)
+        else:
+            taken[name] = memory.own(value)
     return taken
 
 
