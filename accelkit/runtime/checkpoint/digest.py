@@ -137,12 +137,10 @@ def _read_chunk(descriptor: int, start: int) -> _Chunk:
 def _pieces(descriptor: int, start: int) -> Iterator[memoryview]:
     """A chunk, piece by piece, in one buffer."""
     buffer = memoryview(bytearray(_READ))
-    for offset in range(start, start + CHUNK, _READ):
-        count = os.preadv(descriptor, [buffer], offset)
-        if count:
-            yield buffer[:count]
-        if count < _READ:
-            return
+    offset, end = start, start + CHUNK
+    while count := os.preadv(descriptor, [buffer[: end - offset]], offset):
+        yield buffer[:count]
+        offset += count
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def compare(saved: Any, optimizer: Any) -> list[str]:
             problems.append(
                 f"group {index} has {len(theirs['params'])} parameters there, and {len(mine['params'])} here"
             )
-        missing = [name for name in optimizer.defaults if name not in theirs]
+        missing = [name for name in optimizer.defaults if name in mine and name not in theirs]
         if missing:
             problems.append(f"group {index} has no {', '.join(missing)} there: was it a {type(optimizer).__name__}?")
     return problems or _compare_tensors(saved, optimizer)
