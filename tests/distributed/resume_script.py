@@ -20,18 +20,18 @@ WIDTH = 64
 
 
 class Progress:
-    """How many steps have been made."""
+    """How many steps have been made, and how many samples of all ranks were used in them."""
 
     def __init__(self) -> None:
-        self.step = 0
+        self.step = self.samples = 0
 
     def state_dict(self) -> dict[str, int]:
         """To be saved."""
-        return {"step": self.step}
+        return dict(self.__dict__)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Take it back."""
-        self.step = state["step"]
+        self.__dict__.update(state)
 
 
 def arguments() -> argparse.Namespace:
@@ -70,9 +70,10 @@ def main() -> None:
         acc.load_state()
     source, state = loader, None
     if not hasattr(loader, "load_state_dict"):
-        loader.set_epoch(progress.step // len(loader))
-        source = acc.skip_first_batches(loader, progress.step % len(loader))
-        state = torch.get_rng_state() if progress.step % len(loader) else None
+        epoch, used = divmod(progress.samples, SAMPLES)
+        loader.set_epoch(epoch)
+        source = acc.skip_first_batches(loader, used // loader.total_batch_size)
+        state = torch.get_rng_state() if used else None
     while progress.step < args.steps:
         for batch in source:
             if state is not None:
@@ -95,8 +96,9 @@ def step(acc: Accelerator, model: Any, optimizer: Any, schedule: Any, batch: Any
     optimizer.step()
     schedule.step()
     optimizer.zero_grad()
-    progress.step += 1
     mean, samples = acc.reduce(loss.detach(), "mean"), acc.gather_for_metrics(number)
+    progress.step += 1
+    progress.samples += len(samples)
     if acc.is_main_process:
         with Path(log).open("a") as file:
             file.write(f"{progress.step} {float(mean).hex()} {','.join(map(str, samples.tolist()))}\n")

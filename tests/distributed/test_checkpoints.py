@@ -1,7 +1,9 @@
 """Checkpoints of several ranks: resumed runs are the run that never stopped, whatever was killed and however many ranks go on."""
 
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +13,38 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import ROOT, free_port, rank_environment, run_ranks
+from tests.distributed import checkpoint_checks
+from tests.support.ranks import ROOT, Outcome, free_port, rank_environment, run_ranks
 
+CHECKS = [name for name in vars(checkpoint_checks) if name.startswith("check_")]
 KILLS = int(os.environ.get("ACCELKIT_TEST_KILLS", "6"))
 """How often the test below kills a run."""
 SCRIPT = ("-m", "tests.distributed.resume_script")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Outcome], list[dict[str, str]]]:
+    """What two ranks found in `checkpoint_checks.py`."""
+    folder = tmp_path_factory.mktemp("world")
+    outcomes = run_ranks(2, "-m", "tests.distributed.checkpoint_checks", str(folder), timeout=150)
+    files = [folder / f"{rank}.json" for rank in range(2)]
+    return outcomes, [json.loads(file.read_text()) if file.exists() else {} for file in files]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_two_ranks(world: tuple[list[Outcome], list[dict[str, str]]], check: str) -> None:
+    """The check, whose docstring says what must hold, holds on both ranks."""
+    outcomes, found = world
+
+    for rank, results in enumerate(found):
+        assert results.get(check) == "", (
+            f"rank {rank}: {results.get(check) or 'was not reached'}\n{outcomes[rank].output[-2000:]}"
+        )
+
+
+def test_ranks_leave_quietly(world: tuple[list[Outcome], list[dict[str, str]]]) -> None:
+    """All ranks end with exit code 0 and without a word."""
+    assert [(outcome.code, outcome.output) for outcome in world[0]] == [(0, "")] * 2
 
 
 @dataclass(frozen=True)
@@ -62,6 +91,25 @@ def test_a_resume_on_as_many_ranks(tmp_path: Path, unstopped: dict[int, Step], a
     steps = read(tmp_path / "log")
 
     assert steps == {number: unstopped[number] for number in range(1, 41)}
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(2, 1), (1, 2), (2, 4)])
+def test_a_resume_on_another_number_of_ranks(tmp_path: Path, saved: int, loaded: int) -> None:
+    """The second epoch is finished with exactly the samples that it had left, in the order they had; the same again every time."""
+    stop, end = 60 // (2 * saved), 88
+    train(saved, tmp_path / "p", tmp_path / "log", stop, save_every=str(stop))
+    seen = [sample for step in read(tmp_path / "log").values() for sample in step.samples]
+    assert len(seen) == 60
+    again = []
+    for attempt in ("one", "two"):
+        shutil.copytree(tmp_path / "p", tmp_path / attempt)
+        steps = stop + (end - 60) // (2 * loaded) + 1
+        train(loaded, tmp_path / attempt, tmp_path / f"{attempt}.log", steps, PYTHONWARNINGS="default")
+        again.append(read(tmp_path / f"{attempt}.log"))
+    rest = [sample for step in again[0].values() for sample in step.samples][: end - 60]
+
+    assert again[0] == again[1]
+    assert sorted(seen[:44]) == sorted(seen[44:] + rest) == list(range(44))
 
 
 @dataclass
