@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accelkit.runtime.accelerator import Accelerator
+    from accelkit.runtime.checkpoint.background import SaveHandle
+    from accelkit.runtime.checkpoint.project import ProjectConfiguration
     from accelkit.runtime.data.loader import skip_first_batches
     from accelkit.runtime.data.sampler import SeedableRandomSampler
     from accelkit.runtime.errors import (
         AccelkitError,
+        CheckpointError,
         DistributedOperationException,
         SettingError,
         UnsupportedError,
@@ -36,6 +39,8 @@ _HOMES = {
     "DistributedType": "settings",
     "DataLoaderConfiguration": "settings",
     "GradientAccumulationPlugin": "settings",
+    "ProjectConfiguration": "checkpoint.project",
+    "SaveHandle": "checkpoint.background",
     "AutocastKwargs": "settings",
     "DistributedDataParallelKwargs": "settings",
     "GradScalerKwargs": "settings",
@@ -46,6 +51,7 @@ _HOMES = {
     "skip_first_batches": "data.loader",
     "set_seed": "rng",
     "AccelkitError": "errors",
+    "CheckpointError": "errors",
     "DistributedOperationException": "errors",
     "SettingError": "errors",
     "UnsupportedError": "errors",
@@ -62,6 +68,7 @@ __all__ = [
     # settings
     "DataLoaderConfiguration",
     "GradientAccumulationPlugin",
+    "ProjectConfiguration",
     "AutocastKwargs",
     "DistributedDataParallelKwargs",
     "GradScalerKwargs",
@@ -70,11 +77,14 @@ __all__ = [
     "AcceleratedOptimizer",
     "AcceleratedScheduler",
     "SeedableRandomSampler",
+    # what an asynchronous save returns
+    "SaveHandle",
     # functions
     "set_seed",
     "skip_first_batches",
     # errors
     "AccelkitError",
+    "CheckpointError",
     "DistributedOperationException",
     "SettingError",
     "UnsupportedError",

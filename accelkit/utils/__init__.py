@@ -4,7 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from accelkit.runtime.checkpoint.project import ProjectConfiguration
+    from accelkit.runtime.checkpoint.single import load, save
     from accelkit.runtime.errors import DistributedOperationException
+    from accelkit.runtime.models import extract_model_from_parallel
     from accelkit.runtime.operations import (
         broadcast,
         broadcast_object_list,
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "checkpoint.project": ("ProjectConfiguration",),
+    "checkpoint.single": ("load", "save"),
+    "models": ("extract_model_from_parallel",),
     "errors": ("DistributedOperationException",),
     "operations": (
         "broadcast",
@@ -76,6 +82,10 @@ __all__ = [
     "recursively_apply",
     "send_to_device",
     "slice_tensors",
+    # models and files
+    "extract_model_from_parallel",
+    "save",
+    "load",
     # seeds
     "set_seed",
     # settings
@@ -86,6 +96,7 @@ __all__ = [
     "GradientAccumulationPlugin",
     "GradScalerKwargs",
     "InitProcessGroupKwargs",
+    "ProjectConfiguration",
     # errors
     "DistributedOperationException",
 ]
