@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accelkit.runtime.accelerator import Accelerator
+    from accelkit.runtime.available import is_rich_available
     from accelkit.runtime.data.loader import skip_first_batches
     from accelkit.runtime.data.sampler import SeedableRandomSampler
+    from accelkit.runtime.enumerations import DDPCommunicationHookType
     from accelkit.runtime.errors import (
         AccelkitError,
         DistributedOperationException,
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from accelkit.runtime.gradients import GradientState
+    from accelkit.runtime.operations import synchronize_rng_states
     from accelkit.runtime.optimizer import AcceleratedOptimizer
     from accelkit.runtime.rng import set_seed
     from accelkit.runtime.scheduler import AcceleratedScheduler
@@ -45,6 +48,9 @@ _HOMES = {
     "SeedableRandomSampler": "data.sampler",
     "skip_first_batches": "data.loader",
     "set_seed": "rng",
+    "synchronize_rng_states": "operations",
+    "is_rich_available": "available",
+    "DDPCommunicationHookType": "enumerations",
     "AccelkitError": "errors",
     "DistributedOperationException": "errors",
     "SettingError": "errors",
@@ -61,6 +67,7 @@ __all__ = [
     "DistributedType",
     # settings
     "DataLoaderConfiguration",
+    "DDPCommunicationHookType",
     "GradientAccumulationPlugin",
     "AutocastKwargs",
     "DistributedDataParallelKwargs",
@@ -72,6 +79,8 @@ __all__ = [
     "SeedableRandomSampler",
     # functions
     "set_seed",
+    "synchronize_rng_states",
+    "is_rich_available",
     "skip_first_batches",
     # errors
     "AccelkitError",

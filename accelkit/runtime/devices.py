@@ -29,7 +29,7 @@ class Kind:
 
 
 def _cpu_supports(precision: str) -> bool:
-    return precision in ("no", "bf16")
+    return precision in ("no", "bf16", "fp16")
 
 
 def _cuda_supports(precision: str) -> bool:

@@ -11,6 +11,7 @@ from accelkit.runtime import structure
 from accelkit.runtime.devices import Kind
 from accelkit.runtime.errors import SettingError, UnsupportedError
 from accelkit.runtime.settings import AutocastKwargs, GradScalerKwargs, Handlers
+from accelkit.runtime.state import AcceleratorState, PartialState
 
 TYPES: Final[dict[str, torch.dtype | None]] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -129,3 +130,20 @@ def make(name: str, kind: Kind, handlers: Handlers) -> Precision:
             f"mixed_precision={name!r} is not available on {kind.name}", hint=f"this device can do {', '.join(fitting)}"
         )
     return Precision(name, kind.name, handlers)
+
+
+def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> torch.amp.GradScaler:
+    """A scaler of losses for this rank's device; `kwargs` are those of `GradScalerKwargs`."""
+    del distributed_type  # no strategy here needs a scaler of its own
+    return torch.amp.GradScaler(PartialState().device.type, **kwargs)
+
+
+def get_mixed_precision_context_manager(
+    native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
+) -> AbstractContextManager[Any]:
+    """A block in the precision of the `Accelerator` in force; a block that does nothing without `native_amp`."""
+    state = AcceleratorState.current()
+    dtype = TYPES.get(state.mixed_precision) if state is not None else None
+    if not native_amp or dtype is None:
+        return nullcontext()
+    return AutocastHook(PartialState().device.type, dtype, autocast_kwargs or AutocastKwargs()).context()

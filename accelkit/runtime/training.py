@@ -1,6 +1,7 @@
 """What `Accelerator` does in the training loop, as methods."""
 
 import gc
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -62,6 +63,13 @@ class TrainingMethods(ProcessActions):
         """A block in which backward leaves gradients unsynchronised; nothing where nothing would be synchronised."""
         return self._strategy.no_sync((model,))
 
+    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """A block whose next backward synchronises gradients of `model`, whose forward ran in a :meth:`no_sync` block.
+
+        For several forwards followed by several backwards. Nothing where nothing would be synchronised.
+        """
+        return self._strategy.sync_in_backward(model)
+
     @contextmanager
     def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None = None) -> Iterator[None]:
         """A block in which ranks may run out of batches at different times: those that did answer the others' collectives.
@@ -69,6 +77,11 @@ class TrainingMethods(ProcessActions):
         `even_batches` overrides how prepared map-style loaders end, for the block; True switches the joining off.
         """
         ranked = [loader.ranked for loader in self._dataloaders.objects if loader.ranked is not None]
+        if even_batches is not None and len(ranked) < len(self._dataloaders) and self.use_distributed:
+            warnings.warn(
+                "join_uneven_inputs: overriding even_batches is only supported for map-style datasets; prepared streams go on as before",
+                stacklevel=3,
+            )
         before = [batches.plan.even for batches in ranked]
         try:
             for batches in ranked:

@@ -77,6 +77,7 @@ READS_ENVIRONMENT: dict[str, str] = {
     "accelkit/testing/plugin.py": "whether this session was started on a rank",
     "accelkit/runtime/boot_env.py": "hands each rank its environment",
     "accelkit/runtime/rank_main.py": "finds the launch spec and its own rank",
+    "accelkit/runtime/environment.py": "functions by which scripts patch or clear it",
     "accelkit/runtime/env.py": "the one place where a rank reads its own",
 }
 
