@@ -39,7 +39,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods):
 
     Args:
         device_placement: put models, batches and optimizer state on `device`.
-        mixed_precision: "no", "bf16" or "fp16". Weights stay float32; forward runs under autocast.
+        mixed_precision: "no", "bf16", "fp16" or "fp8" (by torchao). Weights stay float32; forward runs under autocast.
         gradient_accumulation_steps: micro-batches per optimizer step, used by `accumulate` and `backward`.
         cpu: use the CPU although there is another device.
         strategy: "auto" (ddp for more than one rank, else single) or a name from the registry of strategies.

@@ -1,6 +1,7 @@
 """Settings that a script hands to `Accelerator`: enumerations, handlers of keyword arguments, plug-ins."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import Enum
@@ -98,6 +99,20 @@ class GradScalerKwargs(KwargsHandler):
 
 
 @dataclass
+class AORecipeKwargs(KwargsHandler):
+    """How linear layers compute in 8-bit floats (torchao); used with fp8 only."""
+
+    config: Any = None
+    """A `torchao.float8.Float8LinearConfig`; None: one made of the two fields below."""
+    module_filter_func: Callable[[Any, str], bool] | None = None
+    """Takes a module and its name and says whether it is replaced; None: every linear layer but the first and the last."""
+    pad_inner_dim: bool = True
+    """Fill up sizes that the kernels do not take."""
+    enable_fsdp_float8_all_gather: bool = True
+    """Sharded weights travel in 8 bits."""
+
+
+@dataclass
 class GradientAccumulationPlugin(KwargsHandler):
     """How gradients of several micro-batches become one optimizer step."""
 
@@ -150,6 +165,7 @@ HANDLERS: tuple[type[KwargsHandler], ...] = (
     InitProcessGroupKwargs,
     AutocastKwargs,
     GradScalerKwargs,
+    AORecipeKwargs,
 )
 
 H = TypeVar("H", bound=KwargsHandler)

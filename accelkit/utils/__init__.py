@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from accelkit.runtime.environment import *  # noqa: F403
     from accelkit.runtime.errors import *  # noqa: F403
     from accelkit.runtime.everyday import *  # noqa: F403
+    from accelkit.runtime.float8 import *  # noqa: F403
     from accelkit.runtime.models import *  # noqa: F403
     from accelkit.runtime.operations import *  # noqa: F403
     from accelkit.runtime.ports import *  # noqa: F403
@@ -60,6 +61,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "get_mixed_precision_context_manager",
     ),
     "settings": (
+        "AORecipeKwargs",
         "AutocastKwargs",
         "DataLoaderConfiguration",
         "DistributedDataParallelKwargs",
@@ -75,6 +77,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "FP8BackendType",
         "PrecisionType",
         "RNGType",
+    ),
+    "float8": (
+        "convert_model_to_fp8_ao",
+        "filter_linear_layers",
+        "find_first_last_linear_layers",
+        "has_ao_layers",
     ),
     "rng": ("set_seed",),
     "available": (

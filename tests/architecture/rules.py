@@ -47,6 +47,7 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "numpy": {
         "accelkit/runtime/rng.py": "numpy's generator is seeded, saved and restored with the others",
     },
+    "torchao": {"accelkit/runtime/float8.py": "the precision that is about it"},
     "deepspeed": {"accelkit/runtime/strategies/deepspeed.py": "the strategy that is about it"},
     "torch_xla": {
         "accelkit/runtime/strategies/xla.py": "the strategy that is about it",
