@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from accelkit.runtime.accelerator import Accelerator
     from accelkit.runtime.available import is_rich_available
+    from accelkit.runtime.checkpoint.background import SaveHandle
+    from accelkit.runtime.checkpoint.project import ProjectConfiguration
     from accelkit.runtime.data.loader import skip_first_batches
     from accelkit.runtime.data.sampler import SeedableRandomSampler
     from accelkit.runtime.enumerations import DDPCommunicationHookType
     from accelkit.runtime.errors import (
         AccelkitError,
+        CheckpointError,
         DistributedOperationException,
         SettingError,
         UnsupportedError,
@@ -39,6 +42,8 @@ _HOMES = {
     "DistributedType": "settings",
     "DataLoaderConfiguration": "settings",
     "GradientAccumulationPlugin": "settings",
+    "ProjectConfiguration": "checkpoint.project",
+    "SaveHandle": "checkpoint.background",
     "AutocastKwargs": "settings",
     "DistributedDataParallelKwargs": "settings",
     "GradScalerKwargs": "settings",
@@ -52,6 +57,7 @@ _HOMES = {
     "is_rich_available": "available",
     "DDPCommunicationHookType": "enumerations",
     "AccelkitError": "errors",
+    "CheckpointError": "errors",
     "DistributedOperationException": "errors",
     "SettingError": "errors",
     "UnsupportedError": "errors",
@@ -69,6 +75,7 @@ __all__ = [
     "DataLoaderConfiguration",
     "DDPCommunicationHookType",
     "GradientAccumulationPlugin",
+    "ProjectConfiguration",
     "AutocastKwargs",
     "DistributedDataParallelKwargs",
     "GradScalerKwargs",
@@ -77,6 +84,8 @@ __all__ = [
     "AcceleratedOptimizer",
     "AcceleratedScheduler",
     "SeedableRandomSampler",
+    # what an asynchronous save returns
+    "SaveHandle",
     # functions
     "set_seed",
     "synchronize_rng_states",
@@ -84,6 +93,7 @@ __all__ = [
     "skip_first_batches",
     # errors
     "AccelkitError",
+    "CheckpointError",
     "DistributedOperationException",
     "SettingError",
     "UnsupportedError",

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accelkit.runtime.available import *  # noqa: F403
+    from accelkit.runtime.checkpoint.project import *  # noqa: F403
+    from accelkit.runtime.checkpoint.single import *  # noqa: F403
     from accelkit.runtime.enumerations import *  # noqa: F403
     from accelkit.runtime.environment import *  # noqa: F403
     from accelkit.runtime.errors import *  # noqa: F403
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
     from accelkit.runtime.tensors import *  # noqa: F403
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "checkpoint.project": ("ProjectConfiguration",),
+    "checkpoint.single": (
+        "load",
+        "save",
+    ),
     "operations": (
         "broadcast",
         "broadcast_object_list",
