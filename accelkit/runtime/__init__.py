@@ -15,7 +15,9 @@ if TYPE_CHECKING:
         AccelkitError,
         CheckpointError,
         DistributedOperationException,
+        MissingPackageError,
         SettingError,
+        TrackerError,
         UnsupportedError,
     )
     from accelkit.runtime.gradients import GradientState
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
         InitProcessGroupKwargs,
     )
     from accelkit.runtime.state import AcceleratorState, PartialState
+    from accelkit.runtime.tracking.base import GeneralTracker
 
 _HOMES = {
     "Accelerator": "accelerator",
@@ -59,6 +62,9 @@ _HOMES = {
     "AccelkitError": "errors",
     "CheckpointError": "errors",
     "DistributedOperationException": "errors",
+    "MissingPackageError": "errors",
+    "TrackerError": "errors",
+    "GeneralTracker": "tracking.base",
     "SettingError": "errors",
     "UnsupportedError": "errors",
 }
@@ -86,6 +92,8 @@ __all__ = [
     "SeedableRandomSampler",
     # what an asynchronous save returns
     "SaveHandle",
+    # what a tracker of one's own derives from
+    "GeneralTracker",
     # functions
     "set_seed",
     "synchronize_rng_states",
@@ -95,7 +103,9 @@ __all__ = [
     "AccelkitError",
     "CheckpointError",
     "DistributedOperationException",
+    "MissingPackageError",
     "SettingError",
+    "TrackerError",
     "UnsupportedError",
 ]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from accelkit.runtime.rng import *  # noqa: F403
     from accelkit.runtime.settings import *  # noqa: F403
     from accelkit.runtime.tensors import *  # noqa: F403
+    from accelkit.runtime.tracking import *  # noqa: F403
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "checkpoint.project": ("ProjectConfiguration",),
@@ -176,6 +177,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "model_has_dtensor",
         "recursive_getattr",
         "str_to_bool",
+    ),
+    "tracking": (
+        "GeneralTracker",
+        "LoggerType",
+        "filter_trackers",
+        "get_available_trackers",
+        "register_tracker_class",
     ),
     "errors": ("DistributedOperationException",),
 }
