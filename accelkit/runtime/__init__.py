@@ -5,18 +5,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accelkit.runtime.accelerator import Accelerator
+    from accelkit.runtime.available import is_rich_available
     from accelkit.runtime.checkpoint.background import SaveHandle
     from accelkit.runtime.checkpoint.project import ProjectConfiguration
     from accelkit.runtime.data.loader import skip_first_batches
     from accelkit.runtime.data.sampler import SeedableRandomSampler
+    from accelkit.runtime.enumerations import DDPCommunicationHookType
     from accelkit.runtime.errors import (
         AccelkitError,
         CheckpointError,
         DistributedOperationException,
+        MissingPackageError,
         SettingError,
+        TrackerError,
         UnsupportedError,
     )
     from accelkit.runtime.gradients import GradientState
+    from accelkit.runtime.operations import synchronize_rng_states
     from accelkit.runtime.optimizer import AcceleratedOptimizer
     from accelkit.runtime.rng import set_seed
     from accelkit.runtime.scheduler import AcceleratedScheduler
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
         InitProcessGroupKwargs,
     )
     from accelkit.runtime.state import AcceleratorState, PartialState
+    from accelkit.runtime.tracking.base import GeneralTracker
 
 _HOMES = {
     "Accelerator": "accelerator",
@@ -50,9 +56,15 @@ _HOMES = {
     "SeedableRandomSampler": "data.sampler",
     "skip_first_batches": "data.loader",
     "set_seed": "rng",
+    "synchronize_rng_states": "operations",
+    "is_rich_available": "available",
+    "DDPCommunicationHookType": "enumerations",
     "AccelkitError": "errors",
     "CheckpointError": "errors",
     "DistributedOperationException": "errors",
+    "MissingPackageError": "errors",
+    "TrackerError": "errors",
+    "GeneralTracker": "tracking.base",
     "SettingError": "errors",
     "UnsupportedError": "errors",
 }
@@ -67,6 +79,7 @@ __all__ = [
     "DistributedType",
     # settings
     "DataLoaderConfiguration",
+    "DDPCommunicationHookType",
     "GradientAccumulationPlugin",
     "ProjectConfiguration",
     "AutocastKwargs",
@@ -79,14 +92,20 @@ __all__ = [
     "SeedableRandomSampler",
     # what an asynchronous save returns
     "SaveHandle",
+    # what a tracker of one's own derives from
+    "GeneralTracker",
     # functions
     "set_seed",
+    "synchronize_rng_states",
+    "is_rich_available",
     "skip_first_batches",
     # errors
     "AccelkitError",
     "CheckpointError",
     "DistributedOperationException",
+    "MissingPackageError",
     "SettingError",
+    "TrackerError",
     "UnsupportedError",
 ]
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from accelkit.runtime import choices, env, models, precision, results, rng, strategies
+from accelkit.runtime import choices, models, precision, rng, strategies
 from accelkit.runtime.accumulate import Accumulation
 from accelkit.runtime.checkpoint.methods import CheckpointMethods
 from accelkit.runtime.checkpoint.project import ProjectConfiguration
@@ -17,22 +17,23 @@ from accelkit.runtime.data.prepare import prepare_data_loader
 from accelkit.runtime.errors import SettingError
 from accelkit.runtime.gradients import GradientState
 from accelkit.runtime.optimizer import AcceleratedOptimizer
+from accelkit.runtime.properties import AcceleratorProperties
 from accelkit.runtime.scheduler import AcceleratedScheduler
 from accelkit.runtime.settings import (
     DataLoaderConfiguration,
-    DistributedType,
     GradientAccumulationPlugin,
     Handlers,
     InitProcessGroupKwargs,
     KwargsHandler,
 )
 from accelkit.runtime.state import AcceleratorState, PartialState
+from accelkit.runtime.tracking.methods import TrackingMethods
 from accelkit.runtime.training import TrainingMethods
 
 _TORCH_SCHEDULER: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
-class Accelerator(TrainingMethods, CommunicationMethods, CheckpointMethods):
+class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, CheckpointMethods, TrackingMethods):
     """Runs one training script on one process or many, on whatever device each of them has.
 
     Settings that are not given come from the launch (`kit run`, or KIT_* variables), and then from the defaults; a setting
@@ -42,12 +43,13 @@ class Accelerator(TrainingMethods, CommunicationMethods, CheckpointMethods):
 
     Args:
         device_placement: put models, batches and optimizer state on `device`.
-        mixed_precision: "no", "bf16" or "fp16". Weights stay float32; forward runs under autocast.
+        mixed_precision: "no", "bf16", "fp16" or "fp8" (by torchao). Weights stay float32; forward runs under autocast.
         gradient_accumulation_steps: micro-batches per optimizer step, used by `accumulate` and `backward`.
         cpu: use the CPU although there is another device.
         strategy: "auto" (ddp for more than one rank, else single) or a name from the registry of strategies.
         seed: seed of all generators on all ranks, set once, now.
         deterministic: the same bits again on the same hardware; seed 0 where none is given.
+        log_with: trackers: a name, a `GeneralTracker`, a list of these, or "all" that are installed; `init_trackers` starts them.
         project_dir: where the project keeps checkpoints and logs; `project_config` says more, and wins.
         dataloader_config, project_config, gradient_accumulation_plugin, kwargs_handlers: see these classes.
         step_scheduler_with_optimizer: a prepared scheduler follows its optimizer; False: it moves at every call.
@@ -69,6 +71,7 @@ class Accelerator(TrainingMethods, CommunicationMethods, CheckpointMethods):
         seed: int | None = None,
         deterministic: bool | None = None,
         dataloader_config: DataLoaderConfiguration | None = None,
+        log_with: Any = None,
         project_dir: str | Path | None = None,
         project_config: ProjectConfiguration | None = None,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
@@ -76,10 +79,9 @@ class Accelerator(TrainingMethods, CommunicationMethods, CheckpointMethods):
         step_scheduler_once: bool = False,
         kwargs_handlers: list[KwargsHandler] | None = None,
     ) -> None:
-        handlers = Handlers(kwargs_handlers)
+        self.device_placement, handlers = device_placement, Handlers(kwargs_handlers)
         plugin = _one_plugin(gradient_accumulation_plugin, gradient_accumulation_steps)
         self._partial = PartialState(cpu=cpu, **handlers.get(InitProcessGroupKwargs).to_kwargs())
-        self.operations = self._partial.operations
         earlier = AcceleratorState.current()
         chosen = choices.choose(
             self._partial.defaults,
@@ -94,18 +96,21 @@ class Accelerator(TrainingMethods, CommunicationMethods, CheckpointMethods):
         said = gradient_accumulation_plugin is not None or gradient_accumulation_steps is not None
         self._keep_books(replace(plugin, num_steps=chosen.grad_accum_steps) if said or earlier is None else None)
         self._keep_checkpoints(project_dir, project_config)
-        self.device_placement = device_placement
+        self._keep_trackers(log_with)
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.step_scheduler_once = step_scheduler_once
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Accelerator":
+        return self
+
     def _keep_books(self, plugin: GradientAccumulationPlugin | None) -> None:
-        """Make what counts and remembers: accumulation, prepared objects, metrics. `plugin`: None leaves the shared state as it is."""
+        """Make what counts and remembers: accumulation, prepared objects. `plugin`: None leaves the shared state as it is."""
         self.gradient_state = GradientState(plugin)
         self._accumulation = Accumulation(self.gradient_state)
         self._models, self._optimizers = models.Prepared(), models.Prepared()
         self._dataloaders, self._schedulers = models.Prepared(), models.Prepared()
-        self._metrics = results.MetricsLog(env.metrics_file() if self.is_main_process else None)
+        self._is_triggered = False
 
     def _settle(self, chosen: choices.Choices, handlers: Handlers, cpu: bool) -> None:
         """Make the parts that depend on the settings; the first Accelerator of a process also seeds."""
@@ -114,104 +119,16 @@ class Accelerator(TrainingMethods, CommunicationMethods, CheckpointMethods):
             earlier.check(chosen.precision, cpu)
         self._precision = precision.make(chosen.precision, self._partial.kind, handlers)
         self._strategy = strategies.make(chosen.strategy, self._partial, handlers)
-        self.operations = self._partial.operations
-        self.state = AcceleratorState.settle(self._partial, chosen.precision, self._strategy.name)
+        self._handlers = handlers
+        self.state = AcceleratorState.settle(
+            self._partial, chosen.precision, self._strategy.name, self._strategy.distributed_type
+        )
         if chosen.deterministic:
             rng.make_deterministic()
         if chosen.seed is not None and earlier is None:
             rng.set_seed(chosen.seed)
         scaler = self._precision.scaler
         self.scaler = None if self._strategy.capabilities.owns_loss_scaling else scaler
-
-    # ---- state ----------------------------------------------------------------------------------------------------
-
-    @property
-    def num_processes(self) -> int:
-        """Ranks of the run."""
-        return self._partial.num_processes
-
-    @property
-    def process_index(self) -> int:
-        """This rank, from 0."""
-        return self._partial.process_index
-
-    @property
-    def local_process_index(self) -> int:
-        """This rank among those of its node, from 0."""
-        return self._partial.local_process_index
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
-        return self._partial.device
-
-    @property
-    def distributed_type(self) -> DistributedType:
-        """How ranks work together."""
-        return self._strategy.distributed_type
-
-    @property
-    def strategy(self) -> str:
-        """Name of the strategy in force."""
-        return self._strategy.name
-
-    @property
-    def mixed_precision(self) -> str:
-        """The precision in force."""
-        return self._precision.name
-
-    @property
-    def native_amp(self) -> bool:
-        """Whether models compute in a smaller type."""
-        return self._precision.native_amp
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether this step completes an accumulation window."""
-        return self.gradient_state.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, value: bool) -> None:
-        self.gradient_state.sync_gradients = value
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """Micro-batches per optimizer step."""
-        return self.gradient_state.num_steps
-
-    @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, value: int) -> None:
-        self.gradient_state.num_steps = value
-
-    @property
-    def split_batches(self) -> bool:
-        """Whether a loader's batch size is that of all ranks together."""
-        return self.dataloader_config.split_batches
-
-    @property
-    def even_batches(self) -> bool:
-        """Whether loaders prepared from now on give every rank as many batches."""
-        return self.dataloader_config.even_batches
-
-    @even_batches.setter
-    def even_batches(self, value: bool) -> None:
-        self.dataloader_config.even_batches = value
-
-    @property
-    def optimizer_step_was_skipped(self) -> bool:
-        """Whether any prepared optimizer's last due step was skipped because a gradient overflowed."""
-        return any(optimizer.step_was_skipped for optimizer in self._optimizers.objects)
-
-    @property
-    def output_dir(self) -> Path:
-        """The folder for what the run produces (KIT_OUTPUT_DIR, else `outputs`); it exists."""
-        folder = env.output_dir()
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-    def wait_for_everyone(self) -> None:
-        """Return when all ranks have called it."""
-        self.operations.barrier()
 
     # ---- prepare --------------------------------------------------------------------------------------------------
 
@@ -225,6 +142,7 @@ class Accelerator(TrainingMethods, CommunicationMethods, CheckpointMethods):
             raise ValueError(
                 f"prepare: device_placement has {len(device_placement)} entries for {len(objects)} objects"
             )
+        self.state.require()
         placement = device_placement or [self.device_placement] * len(objects)
         ready = [self._prepare_one(item, place) for item, place in zip(objects, placement, strict=True)]
         ready = [self.prepare_scheduler(item) if isinstance(item, _TORCH_SCHEDULER) else item for item in ready]
@@ -266,7 +184,7 @@ class Accelerator(TrainingMethods, CommunicationMethods, CheckpointMethods):
         place = self.device_placement if device_placement is None else device_placement
         made = optimizer
         if not isinstance(made, AcceleratedOptimizer):
-            made = AcceleratedOptimizer(optimizer, self.device if place else None, self.scaler)
+            made = AcceleratedOptimizer(optimizer, place, self.scaler)
         self._optimizers.add(optimizer, made)
         return made
 

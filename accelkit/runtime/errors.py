@@ -4,6 +4,8 @@ AccelkitError
 |-- SettingError (also a ValueError)         a setting is wrong, or contradicts another
 |-- UnsupportedError (also a RuntimeError)   this device, strategy or input cannot do what was asked
 |-- CheckpointError (also a RuntimeError)    a checkpoint cannot be written, or cannot be loaded as it is
+|-- MissingPackageError (also an ImportError) an optional library that was asked for is not installed
+|-- TrackerError (also a RuntimeError)       the library behind a tracker failed
 +-- DistributedOperationException            the ranks do not agree on a collective operation
 """
 
@@ -26,6 +28,14 @@ class UnsupportedError(AccelkitError, RuntimeError):
 
 class CheckpointError(AccelkitError, RuntimeError):
     """A checkpoint that cannot be written, or that is damaged, incomplete, or of something else than what is prepared."""
+
+
+class MissingPackageError(AccelkitError, ImportError):
+    """An optional library that was asked for is not installed; the hint says how to install it."""
+
+
+class TrackerError(AccelkitError, RuntimeError):
+    """The library behind a tracker failed. The message names the tracker, the cause is the library's own error."""
 
 
 class DistributedOperationException(AccelkitError):

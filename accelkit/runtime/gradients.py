@@ -58,8 +58,24 @@ class GradientState:
 
     @classmethod
     def _reset_state(cls) -> None:
-        """Forget the shared object; the next one made starts anew."""
-        cls._shared = None
+        """Put the shared object back to its defaults, wherever it is held."""
+        if cls._shared is not None:
+            cls._shared._start()  # noqa: SLF001  (its own)
+
+    def __repr__(self) -> str:
+        shown = ("sync_gradients", "num_steps", "end_of_dataloader", "remainder", "in_dataloader")
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    @property
+    def plugin_kwargs(self) -> dict[str, Any]:
+        """What is in force, as arguments of `GradientAccumulationPlugin` that differ from its defaults."""
+        return GradientAccumulationPlugin(
+            self.num_steps, self.adjust_scheduler, self.sync_with_dataloader, self.sync_each_batch
+        ).to_kwargs()
+
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        """Say whether this step completes an accumulation window."""
+        self.sync_gradients = sync_gradients
 
     @property
     def initialized(self) -> bool:

@@ -1,5 +1,6 @@
 """Which models were prepared, and the way back."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,15 @@ class Prepared:
     def objects(self) -> list[Any]:
         """What prepare returned, in order."""
         return [prepared for _, prepared in self._pairs]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.objects)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._pairs[place][1]
 
     def find(self, given: Any) -> Any:
         """What prepare made of `given`, or `given` itself when prepare made it; None when it is new."""
@@ -45,7 +55,7 @@ def unwrap(model: nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compi
     compiled = getattr(model, "_orig_mod", None)
     if isinstance(compiled, DistributedDataParallel):
         inner = compiled
-    if isinstance(inner, DistributedDataParallel):
+    while isinstance(inner, (DistributedDataParallel, nn.DataParallel)):
         inner = inner.module
     if not keep_torch_compile:
         inner = getattr(inner, "_orig_mod", inner)

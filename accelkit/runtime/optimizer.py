@@ -8,6 +8,7 @@ import torch
 
 from accelkit.runtime import structure
 from accelkit.runtime.gradients import GradientState
+from accelkit.runtime.state import PartialState
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
@@ -19,10 +20,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        device: torch.device | None = None,
+        device_placement: bool = True,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Args: `device`, where state that is there already moves to (None: stays); `scaler`, for fp16."""
+        """Args: `device_placement`, whether state that is there already moves to this rank's device; `scaler`, for fp16."""
         self.optimizer = optimizer
         self.scaler = scaler
         self.gradient_state = GradientState()
@@ -32,8 +33,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._is_unscaled = False
         if scaler is not None:
             optimizer.register_step_post_hook(self._note_step)
-        if device is not None and optimizer.state:
-            optimizer.load_state_dict(structure.move(optimizer.state_dict(), device))
+        if device_placement and optimizer.state:
+            optimizer.load_state_dict(structure.move(optimizer.state_dict(), PartialState().device))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "optimizer" not in self.__dict__:

@@ -7,12 +7,19 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from accelkit.runtime import structure
+from accelkit.runtime import float8, structure
 from accelkit.runtime.devices import Kind
 from accelkit.runtime.errors import SettingError, UnsupportedError
-from accelkit.runtime.settings import AutocastKwargs, GradScalerKwargs, Handlers
+from accelkit.runtime.settings import AORecipeKwargs, AutocastKwargs, GradScalerKwargs, Handlers
+from accelkit.runtime.state import AcceleratorState, PartialState
 
-TYPES: Final[dict[str, torch.dtype | None]] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+TYPES: Final[dict[str, torch.dtype | None]] = {
+    "no": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
+"""What is computed in beside float32; with fp8, what is left beside the linear layers in 8 bits."""
 
 
 class AutocastHook:
@@ -63,6 +70,7 @@ class Precision:
         self._device_type = device_type
         self._dtype = TYPES[name]
         self._settings = handlers.get(AutocastKwargs)
+        self._recipe = handlers.get(AORecipeKwargs) if name == "fp8" else None
         self.scaler: torch.amp.GradScaler | None = None
         """Scales losses so that small fp16 gradients survive; None for other types."""
         if name == "fp16":
@@ -83,6 +91,8 @@ class Precision:
         """Make the model's forward run in this precision, once; returns the handles that undo it."""
         if self._dtype is None or is_attached(model):
             return ()
+        if self._recipe is not None:
+            float8.convert(model, self._recipe)
         hook = AutocastHook(self._device_type, self._dtype, self._settings)
         return (
             model.register_forward_pre_hook(hook.enter, prepend=True),
@@ -123,9 +133,30 @@ def make(name: str, kind: Kind, handlers: Handlers) -> Precision:
             f"Unknown mixed_precision mode: {name!r}. Choose one of {', '.join(TYPES)}.",
             hint="Accelerator(mixed_precision=...), `kit run --precision` and KIT_PRECISION take the same names",
         )
-    if not kind.supports(name):
+    if name != "fp8" and handlers.given(AORecipeKwargs) is not None:
+        raise SettingError(f"AORecipeKwargs is for mixed_precision='fp8', but it is {name!r}")
+    if name == "fp8":
+        float8.require(kind, handlers.get(AORecipeKwargs))
+    elif not kind.supports(name):
         fitting = [other for other in TYPES if kind.supports(other)]
         raise UnsupportedError(
             f"mixed_precision={name!r} is not available on {kind.name}", hint=f"this device can do {', '.join(fitting)}"
         )
     return Precision(name, kind.name, handlers)
+
+
+def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> torch.amp.GradScaler:
+    """A scaler of losses for this rank's device; `kwargs` are those of `GradScalerKwargs`."""
+    del distributed_type  # no strategy here needs a scaler of its own
+    return torch.amp.GradScaler(PartialState().device.type, **kwargs)
+
+
+def get_mixed_precision_context_manager(
+    native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
+) -> AbstractContextManager[Any]:
+    """A block in the precision of the `Accelerator` in force; a block that does nothing without `native_amp`."""
+    state = AcceleratorState.current()
+    dtype = TYPES.get(state.mixed_precision) if state is not None else None
+    if not native_amp or dtype is None:
+        return nullcontext()
+    return AutocastHook(PartialState().device.type, dtype, autocast_kwargs or AutocastKwargs()).context()

@@ -7,6 +7,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from accelkit.runtime.gradients import GradientState
 from accelkit.runtime.optimizer import AcceleratedOptimizer
+from accelkit.runtime.state import PartialState
 
 
 class AcceleratedScheduler:
@@ -24,15 +25,15 @@ class AcceleratedScheduler:
         optimizers: AcceleratedOptimizer | Sequence[AcceleratedOptimizer],
         step_with_optimizer: bool = True,
         split_batches: bool = False,
-        num_processes: int = 1,
+        num_processes: int | None = None,
     ) -> None:
-        """Args: `optimizers`, those it is tied to; `num_processes`, ranks of the run."""
+        """Args: `optimizers`, those it is tied to; `num_processes`, ranks of the run (None: as many as there are)."""
         self.scheduler = scheduler
         self.optimizers = [optimizers] if isinstance(optimizers, AcceleratedOptimizer) else list(optimizers)
         self.step_with_optimizer = step_with_optimizer
         self.gradient_state = GradientState()
         once = split_batches or isinstance(scheduler, ReduceLROnPlateau)
-        self._repeats = 1 if once else num_processes
+        self._repeats = 1 if once else num_processes or PartialState().num_processes
         self._total = getattr(scheduler, "total_steps", None)
 
     def __getattr__(self, name: str) -> Any:

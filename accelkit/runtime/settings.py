@@ -1,21 +1,32 @@
 """Settings that a script hands to `Accelerator`: enumerations, handlers of keyword arguments, plug-ins."""
 
-from dataclasses import dataclass, fields
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import Enum
 from typing import Any, TypeVar
 
+from accelkit.runtime.enumerations import DDPCommunicationHookType
 from accelkit.runtime.errors import SettingError
 
 
 class DistributedType(str, Enum):
-    """How ranks work together. Compares equal to its text."""
+    """How ranks work together. Compares equal to its text. Names that no strategy here has are there to be compared with."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
+    MULTI_XPU = "MULTI_XPU"
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_NEURON = "MULTI_NEURON"
     DEEPSPEED = "DEEPSPEED"
     FSDP = "FSDP"
+    MEGATRON_LM = "MEGATRON_LM"
     XLA = "XLA"
 
 
@@ -23,10 +34,14 @@ class DistributedType(str, Enum):
 class KwargsHandler:
     """Keyword arguments for one thing that the library makes on the script's behalf."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and their values, as copies."""
+        return copy.deepcopy(self.__dict__)
+
     def to_kwargs(self) -> dict[str, Any]:
         """The arguments that were given, those left at their default excluded."""
         default = type(self)()
-        mine = {field.name: getattr(self, field.name) for field in fields(self)}
+        mine = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in mine.items() if value != getattr(default, name)}
 
 
@@ -41,6 +56,16 @@ class DistributedDataParallelKwargs(KwargsHandler):
     check_reduction: bool = False
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
+    comm_hook: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    """How gradients travel; never handed to the constructor, but registered afterwards."""
+    comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    """"fp16" or "bf16" around `comm_hook`: what the hook sends, sent in half precision."""
+    comm_state_option: dict[str, Any] = field(default_factory=dict)
+    """Options of PowerSGD's state, for example `matrix_approximation_rank`."""
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """The constructor's arguments that were given, those left at their default excluded."""
+        return {name: value for name, value in super().to_kwargs().items() if not name.startswith("comm_")}
 
 
 @dataclass
@@ -71,6 +96,20 @@ class GradScalerKwargs(KwargsHandler):
     backoff_factor: float = 0.5
     growth_interval: int = 2000
     enabled: bool = True
+
+
+@dataclass
+class AORecipeKwargs(KwargsHandler):
+    """How linear layers compute in 8-bit floats (torchao); used with fp8 only."""
+
+    config: Any = None
+    """A `torchao.float8.Float8LinearConfig`; None: one made of the two fields below."""
+    module_filter_func: Callable[[Any, str], bool] | None = None
+    """Takes a module and its name and says whether it is replaced; None: every linear layer but the first and the last."""
+    pad_inner_dim: bool = True
+    """Fill up sizes that the kernels do not take."""
+    enable_fsdp_float8_all_gather: bool = True
+    """Sharded weights travel in 8 bits."""
 
 
 @dataclass
@@ -126,6 +165,7 @@ HANDLERS: tuple[type[KwargsHandler], ...] = (
     InitProcessGroupKwargs,
     AutocastKwargs,
     GradScalerKwargs,
+    AORecipeKwargs,
 )
 
 H = TypeVar("H", bound=KwargsHandler)
@@ -144,7 +184,11 @@ class Handlers:
                 raise SettingError(f"kwargs_handlers: {type(handler).__name__} is given twice")
             self._by_class[type(handler)] = handler
 
+    def given(self, kind: type[H]) -> H | None:
+        """The handler of a class that the script gave; None where it gave none."""
+        found = self._by_class.get(kind)
+        return found if isinstance(found, kind) else None
+
     def get(self, kind: type[H]) -> H:
         """The handler of a class."""
-        found = self._by_class.get(kind)
-        return found if isinstance(found, kind) else kind()
+        return self.given(kind) or kind()

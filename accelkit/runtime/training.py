@@ -1,14 +1,14 @@
 """What `Accelerator` does in the training loop, as methods."""
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from accelkit.runtime import results
 from accelkit.runtime.accumulate import Accumulation
 from accelkit.runtime.data.loader import skip_first_batches
 from accelkit.runtime.gradients import GradientState
@@ -28,7 +28,6 @@ class TrainingMethods(ProcessActions):
     _strategy: Strategy
     _precision: Precision
     _accumulation: Accumulation
-    _metrics: results.MetricsLog
     _models: Prepared
     _optimizers: Prepared
     _dataloaders: Prepared
@@ -62,6 +61,13 @@ class TrainingMethods(ProcessActions):
         """A block in which backward leaves gradients unsynchronised; nothing where nothing would be synchronised."""
         return self._strategy.no_sync((model,))
 
+    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """A block whose next backward synchronises gradients of `model`, whose forward ran in a :meth:`no_sync` block.
+
+        For several forwards followed by several backwards. Nothing where nothing would be synchronised.
+        """
+        return self._strategy.sync_in_backward(model)
+
     @contextmanager
     def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None = None) -> Iterator[None]:
         """A block in which ranks may run out of batches at different times: those that did answer the others' collectives.
@@ -69,6 +75,11 @@ class TrainingMethods(ProcessActions):
         `even_batches` overrides how prepared map-style loaders end, for the block; True switches the joining off.
         """
         ranked = [loader.ranked for loader in self._dataloaders.objects if loader.ranked is not None]
+        if even_batches is not None and len(ranked) < len(self._dataloaders) and self.use_distributed:
+            warnings.warn(
+                "join_uneven_inputs: overriding even_batches is only supported for map-style datasets; prepared streams go on as before",
+                stacklevel=3,
+            )
         before = [batches.plan.even for batches in ranked]
         try:
             for batches in ranked:
@@ -117,11 +128,6 @@ class TrainingMethods(ProcessActions):
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """A view of a loader whose next epoch leaves out its first `num_batches` batches of this rank; later epochs are whole."""
         return skip_first_batches(dataloader, num_batches)
-
-    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Append metrics to the run's metrics file, on rank 0. Numbers, texts, and tensors of one element."""
-        if self.is_main_process:
-            self._metrics.write(values, step)
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Let go of everything prepared, and of cached device memory; returns a None per object, to assign them to."""

@@ -1,6 +1,7 @@
 """What `Accelerator` does about checkpoints, as methods."""
 
 import warnings
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,13 +30,17 @@ class CheckpointMethods(ProcessActions):
     """Saving and loading: the whole state of a run, a model, an object."""
 
     scaler: Any
-    operations: NestedCollectives
     _strategy: Strategy
     _accumulation: Accumulation
     _models: Prepared
     _optimizers: Prepared
     _dataloaders: Prepared
     _schedulers: Prepared
+
+    @property
+    @abstractmethod
+    def operations(self) -> NestedCollectives:
+        """Collective operations on nested structures."""
 
     def _keep_checkpoints(self, project_dir: Any, config: ProjectConfiguration | None) -> None:
         """Make what saving and loading remember."""

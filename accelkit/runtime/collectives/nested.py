@@ -154,6 +154,12 @@ class NestedCollectives:
             results[place] = _join(leaves[place], column, stop)
         return structure.with_leaves(data, results, stop)
 
+    def any(self, flag: bool) -> bool:
+        """Whether any rank brings True."""
+        if self.carrier.size == 1:
+            return flag
+        return any(row[0] for row in self._agree("check_trigger", "", numbers=[int(flag)]))
+
     def _check_source(self, source: int) -> None:
         if not 0 <= source < self.carrier.size:
             raise SettingError(

@@ -56,6 +56,10 @@ class Strategy(ABC):
         """A block in which backward leaves gradients unsynchronised."""
         return NOTHING
 
+    def sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """A block in which backward synchronises gradients although the forward ran in a block of :meth:`no_sync`."""
+        return NOTHING
+
     def join(self, models: Sequence[nn.Module], *, enable: bool) -> AbstractContextManager[Any]:
         """A block in which ranks may run out of batches at different times."""
         return NOTHING
