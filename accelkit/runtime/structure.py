@@ -137,13 +137,18 @@ def with_leaves(data: Any, values: Sequence[Any], stop: Predicate | None = None)
 def tensor_leaves(data: Any, operation: str) -> list[torch.Tensor]:
     """All leaves, which must be ordinary tensors. Raises TypeError that names the first one that is not, and where it is."""
     found = leaves(data)
-    if all(_is_plain(leaf) for leaf in found):
+    if are_plain(found):
         return found
     path, leaf = next((path, leaf) for path, leaf in walk(data) if not _is_plain(leaf))
     raise TypeError(
         f"{operation}: {path or 'the argument'} is {_describe_kind(leaf)}, which cannot be exchanged as a tensor; "
         "use gather_object, or gather_for_metrics(..., use_gather_object=True), for objects"
     )
+
+
+def are_plain(found: Sequence[Any]) -> bool:
+    """Whether all leaves are ordinary tensors: strided, not nested, not quantized."""
+    return all(_is_plain(leaf) for leaf in found)
 
 
 def _is_plain(leaf: Any) -> bool:

@@ -6,15 +6,21 @@ import itertools
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from accelkit import Accelerator, DistributedOperationException
+from accelkit.runtime.collectives import frames, shared
 from accelkit.runtime.errors import SettingError
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool, torch.complex64,
 ]  # fmt: skip
+MORE_DTYPES = [
+    torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64,
+]  # fmt: skip
+"""Those with which torch does not calculate, or hardly."""
 
 
 class Pair(NamedTuple):
@@ -53,12 +59,52 @@ def check_state(acc: Accelerator) -> None:
 
 def check_gather_every_dtype_and_shape(acc: Accelerator) -> None:
     """Each type, with no dimension, none of some, or some, comes back joined, in its type, in the order of ranks."""
-    for dtype, shape in itertools.product(DTYPES, [(), (0,), (1,), (3,), (2, 0), (2, 3)]):
+    shapes: list[tuple[int, ...]] = [(), (0,), (1,), (3,), (2, 0), (2, 3), (1000, 7)]
+    for dtype, shape in itertools.product(DTYPES + MORE_DTYPES, shapes):
         mine = torch.full(shape, acc.process_index + 1).to(dtype)
         whole = acc.gather(mine)
-        parts = [torch.full(shape or (1,), rank + 1).to(dtype) for rank in range(acc.num_processes)]
+        parts = [
+            torch.full(shape or (1,), rank + 1).to(dtype).to(torch.complex128) for rank in range(acc.num_processes)
+        ]
         assert whole.dtype == dtype
-        assert torch.equal(whole, torch.cat(parts)), (dtype, shape)
+        assert torch.equal(whole.to(torch.complex128), torch.cat(parts)), (dtype, shape)
+
+
+def check_gather_of_every_size(acc: Accelerator) -> None:
+    """Whatever way data takes (in the frame, through shared memory, in pieces of it), each byte arrives, again and again."""
+    frame, piece = frames.SIZE, shared.MOST
+    sizes = [
+        1,
+        15,
+        frame - 200,
+        frame,
+        frame + 1,
+        1 << 16,
+        (1 << 20) + 1,
+        1 << 20,
+        piece - 1,
+        piece,
+        piece + 5,
+        2 * piece + 1,
+    ]
+    for turn, size in enumerate([*sizes, 7, *reversed(sizes)]):
+        mine = torch.arange(size, dtype=torch.int32).add_(acc.process_index * 3 + turn).to(torch.uint8)
+        whole = acc.gather([mine, mine[:3]])
+        single = acc.gather(mine)
+        assert torch.equal(single, whole[0]), size
+        for rank, part in enumerate(single.split(size)):
+            assert torch.equal(part, mine + 3 * (rank - acc.process_index)), (size, rank)
+
+
+def check_results_do_not_change_later(acc: Accelerator) -> None:
+    """What an operation returned is the caller's: later operations, which use the same memory again, do not touch it."""
+    me, size = acc.process_index, acc.num_processes
+    for length in (10, 5000, 100_000):
+        kept = [acc.gather(torch.full((length,), float(me + turn))) for turn in range(5)]
+        kept += [acc.broadcast(torch.full((length,), float(me + turn)), from_process=1) for turn in range(5)]
+        for turn in range(5):
+            assert kept[turn].view(size, length)[:, -1].tolist() == [float(rank + turn) for rank in range(size)]
+            assert kept[5 + turn].unique().tolist() == [1.0 + turn]
 
 
 def structures(value: torch.Tensor) -> list[Any]:
@@ -91,22 +137,56 @@ def check_gather_structures(acc: Accelerator) -> None:
     )
 
 
-def check_one_collective_per_gather(acc: Accelerator) -> None:
-    """A gather of twenty tensors is one exchange of data and one of shapes; padding is one exchange."""
-    counted: list[Any] = []
-    carrier = acc.operations.carrier
-    original = carrier.all_gather
-    carrier.all_gather = lambda buffer: (counted.append(buffer.numel()), original(buffer))[1]  # type: ignore[method-assign]
+def count_collectives(action: Any) -> list[str]:
+    """The functions of torch.distributed that an action calls."""
+    names = [
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_single",
+        "all_reduce",
+        "broadcast",
+        "barrier",
+        "gather",
+    ]
+    names += ["scatter", "all_gather_object", "broadcast_object_list", "gather_object", "send", "recv", "reduce"]
+    originals = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
+    counted: list[str] = []
+
+    def counting(name: str) -> Any:
+        return lambda *args, **kwargs: (counted.append(name), originals[name](*args, **kwargs))[1]
+
     try:
-        acc.gather([torch.ones(3)] * 20)
-        assert len(counted) == 2, counted
-        counted.clear()
-        acc.pad_across_processes([torch.ones(3 + acc.process_index)] * 20)
-        assert len(counted) == 1, counted
-        acc.pad_across_processes([torch.ones(1)] * 100)
-        assert len(counted) == 3, counted
+        for name in originals:
+            setattr(dist, name, counting(name))
+        action()
     finally:
-        del carrier.all_gather  # type: ignore[method-assign]
+        for name, original in originals.items():
+            setattr(dist, name, original)
+    return counted
+
+
+def check_one_collective_per_operation(acc: Accelerator) -> None:
+    """Whatever the structure, an operation is one exchange; two for what is reduced and large."""
+    me = acc.process_index
+    many, large = [torch.ones(3)] * 20, [torch.ones(2000)] * 20
+    acc.gather(large)  # from here on ranks share memory
+    once = [
+        lambda: acc.gather(many),
+        lambda: acc.gather(large),
+        lambda: acc.gather_for_metrics({"x": torch.ones(2), "y": (torch.ones(3),)}),
+        lambda: acc.pad_across_processes([torch.ones(3 + me)] * 100),
+        lambda: acc.reduce(many),
+        lambda: acc.broadcast(many),
+        lambda: acc.broadcast(large),
+        lambda: acc.gather_object(["text"] * 100 * me),
+        lambda: acc.broadcast_object_list(["text" * 10_000, 2]),
+        acc.wait_for_everyone,
+        acc.check_trigger,
+    ]
+    for action in once:
+        assert len(count_collectives(action)) == 1, (once.index(action), count_collectives(action))
+    assert len(count_collectives(lambda: acc.reduce(large))) == 2
+    assert len(count_collectives(lambda: acc.pad_across_processes([torch.ones(1)] * 300))) == 2
 
 
 def check_gather_refuses_what_differs(acc: Accelerator) -> None:
@@ -135,13 +215,13 @@ def check_gather_refuses_what_differs(acc: Accelerator) -> None:
 def check_pad(acc: Accelerator) -> None:
     """Every type is padded and stays what it is, at either end, along any dimension; what has no such dimension stays."""
     me, most = acc.process_index, acc.num_processes - 1
-    for dtype, dim in itertools.product(DTYPES, (0, 1, -1)):
+    for dtype, dim in itertools.product(DTYPES + MORE_DTYPES, (0, 1, -1)):
         shape = [2, 2]
         shape[dim] = 3 + me
         padded = acc.pad_across_processes(torch.ones(shape).to(dtype), dim=dim)
         assert padded.dtype == dtype
         assert padded.shape[dim] == 3 + most
-        assert padded.float().abs().sum().item() == 2 * (3 + me) if dtype != torch.complex64 else True
+        assert padded.to(torch.complex128).sum().item() == 2 * (3 + me)
     first = acc.pad_across_processes(torch.ones(1 + me), pad_index=7, pad_first=True)
     assert first.tolist() == [7] * (most - me) + [1] * (1 + me)
     assert acc.pad_across_processes(torch.tensor(3.0)).dim() == 0
@@ -177,12 +257,13 @@ def check_reduce(acc: Accelerator) -> None:
 def check_broadcast(acc: Accelerator) -> None:
     """The tensors of one rank fill those of all, in place, strided and of every type; objects as well."""
     last = acc.num_processes - 1
-    for dtype in DTYPES:
+    for dtype in DTYPES + MORE_DTYPES:
         mine = torch.full((3, 2), acc.process_index + 1).to(dtype)
         view = mine.t()
         returned = acc.broadcast({"a": view, "b": torch.zeros(0)}, from_process=last)
         assert returned["a"] is view
-        assert torch.equal(mine, torch.full((3, 2), last + 1).to(dtype)), dtype
+        wanted = torch.full((3, 2), last + 1).to(dtype).to(torch.complex128)
+        assert torch.equal(mine.to(torch.complex128), wanted), dtype
     parameter = nn.Parameter(torch.full((2,), float(acc.process_index)))
     acc.broadcast([parameter])
     assert parameter.tolist() == [0.0, 0.0]
