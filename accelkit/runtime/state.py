@@ -83,12 +83,14 @@ class PartialState(ProcessActions):
             self._owns_group = True
             atexit.register(_destroy_on_the_way_out)
         if self.world.size > 1 and not (is_there and self.operations.carrier.size > 1):
-            self.operations = NestedCollectives(TorchCollectives(), _control_device(self._device), self._watch())
+            limit = self._init_kwargs.get("timeout") or _LIMIT
+            self.operations = NestedCollectives(
+                TorchCollectives(), _control_device(self._device), self._watch(limit), limit.total_seconds()
+            )
 
-    def _watch(self) -> Watch:
+    def _watch(self, limit: timedelta) -> Watch:
         """Who says which ranks are missing when this one waits."""
-        limit = self._init_kwargs.get("timeout")
-        patience = PATIENCE if limit is None else min(PATIENCE, limit.total_seconds() / 3)
+        patience = min(PATIENCE, limit.total_seconds() / 3)
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  (of a group that the script made, too)
         return Watch(self.world.rank, self.world.size, store, reach=env.master_addr(), patience=patience)
 
@@ -300,6 +302,8 @@ def is_initialized() -> bool:
     return AcceleratorState.current() is not None
 
 
+_LIMIT: Final = timedelta(minutes=30)
+"""How long ranks wait for each other where nothing is said: gloo's own."""
 _PLACE: Final = ("num_processes", "process_index", "local_process_index", "device")
 
 

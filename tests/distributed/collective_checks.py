@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from accelkit import Accelerator, DistributedOperationException
-from accelkit.runtime.collectives import frames, shared
+from accelkit.runtime.collectives import frames, neighbours, shared
+from accelkit.runtime.collectives.nested import NestedCollectives
+from accelkit.runtime.collectives.torch_dist import TorchCollectives
 from accelkit.runtime.errors import SettingError
 
 DTYPES = [
@@ -70,30 +72,43 @@ def check_gather_every_dtype_and_shape(acc: Accelerator) -> None:
         assert torch.equal(whole.to(torch.complex128), torch.cat(parts)), (dtype, shape)
 
 
+def as_on_several_machines(acc: Accelerator) -> NestedCollectives:
+    """The operations as they are where ranks do not share a machine."""
+    original = neighbours._machine
+    neighbours._machine = lambda: f"machine {acc.process_index}"
+    far = NestedCollectives(TorchCollectives(), torch.device("cpu"))
+    far.barrier()
+    neighbours._machine = original
+    return far
+
+
 def check_gather_of_every_size(acc: Accelerator) -> None:
-    """Whatever way data takes (in the frame, through shared memory, in pieces of it), each byte arrives, again and again."""
+    """Whatever way data takes (in the frame, through shared memory, in pieces, by the carrier), each byte arrives, again and again."""
     frame, piece = frames.SIZE, shared.MOST
-    sizes = [
-        1,
-        15,
-        frame - 200,
-        frame,
-        frame + 1,
-        1 << 16,
-        (1 << 20) + 1,
-        1 << 20,
-        piece - 1,
-        piece,
-        piece + 5,
-        2 * piece + 1,
-    ]
-    for turn, size in enumerate([*sizes, 7, *reversed(sizes)]):
-        mine = torch.arange(size, dtype=torch.int32).add_(acc.process_index * 3 + turn).to(torch.uint8)
-        whole = acc.gather([mine, mine[:3]])
-        single = acc.gather(mine)
-        assert torch.equal(single, whole[0]), size
-        for rank, part in enumerate(single.split(size)):
-            assert torch.equal(part, mine + 3 * (rank - acc.process_index)), (size, rank)
+    sizes = [1, 15, frame - 200, frame, frame + 1, 1 << 16, (1 << 20) + 1, piece, piece + 5]
+    for operations in (acc.operations, as_on_several_machines(acc)):
+        for turn, size in enumerate([*sizes, 7, *reversed(sizes[:7])]):
+            mine = torch.arange(size, dtype=torch.int32).add_(acc.process_index * 3 + turn).to(torch.uint8)
+            whole = operations.gather([mine, mine[:3]])
+            single = operations.gather(mine)
+            assert torch.equal(single, whole[0]), size
+            for rank, part in enumerate(single.split(size)):
+                assert torch.equal(part, mine + 3 * (rank - acc.process_index)), (size, rank)
+
+
+def check_the_other_operations_between_machines(acc: Accelerator) -> None:
+    """Where ranks share no memory, small and large data is reduced, sent round and compared all the same."""
+    far, me, size = as_on_several_machines(acc), acc.process_index, acc.num_processes
+    for length in (3, 3000):
+        mine = torch.full((length,), float(me))
+        assert far.reduce([mine], "max")[0].unique().tolist() == [size - 1]
+        assert far.reduce(mine, "sum").unique().tolist() == [sum(range(size))]
+        assert far.broadcast(mine.clone(), source=1).unique().tolist() == [1.0]
+        assert far.gather_object([length] * me * length) == [length] * (length * sum(range(size)))
+        assert far.broadcast_object_list([str(me) * length], source=1) == ["1" * length]
+        assert far.gather_mixed({"t": [str(me)] * length, "x": mine}, lists=False)["t"][-1] == str(size - 1)
+    text = expect(DistributedOperationException, lambda: far.gather(torch.ones(3000 + me)))
+    assert f"rank {size - 1}: gather: [{2999 + size}] float32" in text
 
 
 def check_results_do_not_change_later(acc: Accelerator) -> None:
@@ -137,8 +152,8 @@ def check_gather_structures(acc: Accelerator) -> None:
     )
 
 
-def count_collectives(action: Any) -> list[str]:
-    """The functions of torch.distributed that an action calls."""
+def count_exchanges(action: Any) -> int:
+    """How often an action exchanges something: by a function of torch.distributed, or over our own connections."""
     names = [
         "all_gather",
         "all_gather_into_tensor",
@@ -149,44 +164,45 @@ def count_collectives(action: Any) -> list[str]:
         "gather",
     ]
     names += ["scatter", "all_gather_object", "broadcast_object_list", "gather_object", "send", "recv", "reduce"]
-    originals = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
+    originals = {(dist, name): getattr(dist, name) for name in names if hasattr(dist, name)}
+    originals[neighbours.Neighbours, "exchange"] = neighbours.Neighbours.exchange
     counted: list[str] = []
 
-    def counting(name: str) -> Any:
-        return lambda *args, **kwargs: (counted.append(name), originals[name](*args, **kwargs))[1]
+    def counting(original: Any) -> Any:
+        return lambda *args, **kwargs: (counted.append(original), original(*args, **kwargs))[1]
 
     try:
-        for name in originals:
-            setattr(dist, name, counting(name))
+        for (home, name), original in originals.items():
+            setattr(home, name, counting(original))
         action()
     finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
-    return counted
+        for (home, name), original in originals.items():
+            setattr(home, name, original)
+    return len(counted)
 
 
-def check_one_collective_per_operation(acc: Accelerator) -> None:
-    """Whatever the structure, an operation is one exchange; two for what is reduced and large."""
+def check_one_exchange_per_operation(acc: Accelerator) -> None:
+    """Whatever the structure, an operation is one exchange; two for what is reduced and large, or large and between machines."""
     me = acc.process_index
-    many, large = [torch.ones(3)] * 20, [torch.ones(2000)] * 20
-    acc.gather(large)  # from here on ranks share memory
-    once = [
-        lambda: acc.gather(many),
-        lambda: acc.gather(large),
-        lambda: acc.gather_for_metrics({"x": torch.ones(2), "y": (torch.ones(3),)}),
-        lambda: acc.pad_across_processes([torch.ones(3 + me)] * 100),
-        lambda: acc.reduce(many),
-        lambda: acc.broadcast(many),
-        lambda: acc.broadcast(large),
-        lambda: acc.gather_object(["text"] * 100 * me),
-        lambda: acc.broadcast_object_list(["text" * 10_000, 2]),
-        acc.wait_for_everyone,
-        acc.check_trigger,
-    ]
-    for action in once:
-        assert len(count_collectives(action)) == 1, (once.index(action), count_collectives(action))
-    assert len(count_collectives(lambda: acc.reduce(large))) == 2
-    assert len(count_collectives(lambda: acc.pad_across_processes([torch.ones(1)] * 300))) == 2
+    few, many, large = [torch.ones(3)] * 20, [torch.ones(1)] * 300, [torch.ones(2000)] * 20
+    for operations, more in ((acc.operations, 1), (as_on_several_machines(acc), 2)):
+        expected: list[tuple[int, Any]] = [
+            (1, lambda it: it.gather(few)),
+            (more, lambda it: it.gather(large)),
+            (1, lambda it: it.pad([torch.ones(3 + me)] * 100)),
+            (2, lambda it: it.pad(many)),
+            (1, lambda it: it.reduce(few)),
+            (2, lambda it: it.reduce(large)),
+            (1, lambda it: it.broadcast(few)),
+            (more, lambda it: it.broadcast(large)),
+            (1, lambda it: it.gather_object(["text"] * 100 * me)),
+            (more, lambda it: it.broadcast_object_list(["text" * 10_000, 2])),
+            (1, lambda it: it.barrier()),
+            (1, lambda it: it.any(True)),
+        ]
+        for place, (wanted, action) in enumerate(expected):
+            assert count_exchanges(lambda do=action, it=operations: do(it)) == wanted, (place, more)
+    assert count_exchanges(lambda: acc.gather_for_metrics({"x": torch.ones(2), "y": (torch.ones(3),)})) == 1
 
 
 def check_gather_refuses_what_differs(acc: Accelerator) -> None:

@@ -23,11 +23,12 @@ from tests.distributed.collective_checks import (  # noqa: F401  (main finds the
     check_gather_refuses_what_differs,
     check_gather_structures,
     check_objects,
-    check_one_collective_per_operation,
+    check_one_exchange_per_operation,
     check_pad,
     check_reduce,
     check_results_do_not_change_later,
     check_state,
+    check_the_other_operations_between_machines,
     expect,
 )
 

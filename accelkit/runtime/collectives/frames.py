@@ -3,10 +3,11 @@
 Because every frame has the same size, ranks that call different operations, or bring different shapes, still meet: each
 sees what the others hold, and nothing can hang or interleave. Small data travels inside the frame.
 
-Layout: a digest of 32 bytes; six whole numbers of 8 bytes (see `Header`); the operation's own numbers; data.
+Layout: a digest of 32 bytes; whole numbers of 8 bytes that describe the data (see `Header`); the operation's own numbers; data.
 """
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -19,6 +20,7 @@ _WORD: Final = 8
 _START: Final = 10
 """The word at which an operation's own numbers begin."""
 MOST_NUMBERS: Final = 256
+_WORDS: Final = struct.Struct("=5q")
 
 
 class Header(NamedTuple):
@@ -72,6 +74,11 @@ class Frame:
         for place, number in enumerate(numbers, _START):
             words[place] = number
 
+    def message(self, header: Header) -> memoryview:
+        """The part of the frame that says something."""
+        end = _data_start(header.numbers) + (header.size if header.inline else 0)
+        return memoryview(self._memory)[:end]
+
     def data(self, header: Header) -> torch.Tensor:
         """Where data goes, as a tensor that shares the frame's memory."""
         start = _data_start(header.numbers)
@@ -87,23 +94,31 @@ class Frames:
         self.ranks = ranks
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
         """All frames as one flat tensor that shares their memory."""
+        self._matrix = self.tensor.view(ranks, SIZE)
+        self.rows = [memoryview(self._memory)[rank * SIZE : (rank + 1) * SIZE] for rank in range(ranks)]
+        """The frames, to be received into."""
+        self._starts = range(_DIGEST, SIZE * ranks, SIZE)
 
     def agree(self, mark: bytes) -> bool:
         """Whether all ranks show this digest."""
         memory = self._memory
         return all(memory[start : start + _DIGEST] == mark for start in range(0, SIZE * self.ranks, SIZE))
 
-    def header(self, rank: int) -> Header:
-        """What a rank says of its data."""
-        start = rank * (SIZE // _WORD) + 4
-        return Header(*self._words[start : start + 5].tolist())
+    def headers(self) -> list[Header]:
+        """What each rank says of its data."""
+        return [Header(*_WORDS.unpack_from(self._memory, start)) for start in self._starts]
 
-    def numbers(self, rank: int) -> list[int]:
+    def numbers(self, rank: int, header: Header) -> list[int]:
         """The numbers of a rank."""
         start = rank * (SIZE // _WORD) + _START
-        return self._words[start : start + self.header(rank).numbers].tolist()
+        return self._words[start : start + header.numbers].tolist()
 
     def data(self, rank: int, header: Header) -> torch.Tensor:
         """The data in a rank's frame; until the next exchange."""
         start = rank * SIZE + _data_start(header.numbers)
         return self.tensor[start : start + header.size]
+
+    def columns(self, header: Header) -> torch.Tensor:
+        """The data in all frames, where all have the same header: a row a rank; until the next exchange."""
+        start = _data_start(header.numbers)
+        return self._matrix[:, start : start + header.size]

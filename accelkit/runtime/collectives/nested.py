@@ -24,22 +24,28 @@ REDUCTIONS: Final = ("sum", "mean", "max")
 class NestedCollectives:
     """Structure-wise operations of one rank. All ranks call the same ones in the same order."""
 
-    def __init__(self, carrier: Collectives, control: torch.device, watch: Watch | None = None) -> None:
-        """Args: `control`, the device on which frames travel; `watch`, who says which ranks are missing."""
+    def __init__(
+        self, carrier: Collectives, control: torch.device, watch: Watch | None = None, limit: float = 1800.0
+    ) -> None:
+        """Prepare; nothing is sent yet.
+
+        Args: `control`, the device on which the carrier moves frames; `watch`, who says which ranks are missing; `limit`, the
+        seconds that an exchange may take between ranks of one machine (the carrier has its own).
+        """
         self.carrier = carrier
         self.watch = watch
-        self._channel = Channel(carrier, control, watch)
+        self._channel = Channel(carrier, control, watch, limit)
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
         if self.carrier.size > 1:
-            self._agree("wait_for_everyone", "")
+            self._agree("wait_for_everyone")
 
     def any(self, flag: bool) -> bool:
         """Whether any rank brings True."""
         if self.carrier.size == 1:
             return flag
-        return any(row[0] for row in self._agree("check_trigger", "", numbers=[int(flag)]))
+        return any(row[0] for row in self._agree("check_trigger", numbers=[int(flag)]))
 
     def gather(self, data: Any) -> Any:
         """Tensors of all ranks joined along their first dimension, in the order of ranks; a 0-d tensor becomes one of `size`.
@@ -49,10 +55,13 @@ class NestedCollectives:
         """
         if self.carrier.size == 1:
             return data
-        cargo, places = _cargo_of(structure.leaves(data))
-        self._agree("gather", data, cargo=cargo)
-        leaves = structure.tensor_leaves(data, "gather")
-        return structure.with_leaves(data, self._gather_leaves(leaves, cargo, places))
+        pairs = structure.flatten(data)
+        leaves = [leaf for _, leaf in pairs]
+        cargo, places = _cargo_of(leaves)
+        self._agree("gather", data, packing.signature(pairs), cargo=cargo)
+        structure.require_tensors(pairs, "gather")
+        gathered = self._gather_leaves(leaves, cargo, places)
+        return gathered[0] if leaves and data is leaves[0] else structure.with_leaves(data, gathered)
 
     def _gather_leaves(self, leaves: Sequence[torch.Tensor], cargo: Cargo, places: Sequence[int]) -> list[torch.Tensor]:
         """Each leaf joined over the ranks; `cargo` holds those at `places`, and was shown already."""
@@ -62,7 +71,7 @@ class NestedCollectives:
                 here = [leaves[place] for place in places]
                 for place, whole in zip(places, packing.unpack(self._channel.collect(cargo), here), strict=True):
                     gathered[place] = whole
-            for others in packing.by_device(leaves):
+            for others in packing.by_device(leaves) if len(places) < len(leaves) else ():
                 if leaves[others[0]].device.type == "cpu":
                     continue
                 here = [leaves[place] for place in others]
@@ -78,10 +87,12 @@ class NestedCollectives:
         """
         if self.carrier.size == 1:
             return data
-        leaves = structure.leaves(data)
+        pairs = structure.flatten(data)
+        leaves = [leaf for _, leaf in pairs]
         sizes = [packing.size_at(leaf, dim) for leaf in leaves]
-        every = self._agree("pad_across_processes", data, shapes=False, numbers=sizes)
-        structure.tensor_leaves(data, "pad_across_processes")
+        summary = packing.signature(pairs, shapes=False)
+        every = self._agree("pad_across_processes", data, summary, numbers=sizes)
+        structure.require_tensors(pairs, "pad_across_processes")
         wanted = [max(column) for column in zip(*every, strict=True)]
         padded = [
             leaf if have in (-1, want) else packing.pad(leaf, dim, want, pad_index, first=pad_first)
@@ -96,15 +107,16 @@ class NestedCollectives:
         """
         if reduction not in REDUCTIONS:
             raise SettingError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
-        leaves = structure.leaves(data)
+        pairs = structure.flatten(data)
+        leaves = [leaf for _, leaf in pairs]
         ready = structure.are_plain(leaves)
         work = [packing.for_reduction(leaf, reduction) for leaf in leaves] if ready else []
         if self.carrier.size > 1:
             cargo, places = _cargo_of(work, most=frames.room(0))
-            self._agree(f"reduce {reduction}", data, cargo=cargo)
-            structure.tensor_leaves(data, "reduce")
+            self._agree(f"reduce {reduction}", data, packing.signature(pairs), cargo=cargo)
+        structure.require_tensors(pairs, "reduce")
+        if self.carrier.size > 1:
             self._reduce_leaves(work, places, reduction)
-        structure.tensor_leaves(data, "reduce")
         size = self.carrier.size
         return structure.with_leaves(
             data,
@@ -116,9 +128,7 @@ class NestedCollectives:
         with torch.no_grad():
             if places:
                 here = [work[place] for place in places]
-                rows = [
-                    self._channel.all.data(rank, self._channel.all.header(rank)) for rank in range(self.carrier.size)
-                ]
+                rows = self._channel.all.columns(self._channel.headers[0])
                 parts = zip(*(packing.unpack_one(row, here) for row in rows), strict=True)
                 for place, column in zip(places, parts, strict=True):
                     work[place] = packing.combine(column, reduction)
@@ -135,19 +145,22 @@ class NestedCollectives:
         self._check_source(source)
         if self.carrier.size == 1:
             return data
-        cargo, places = _cargo_of(structure.leaves(data))
-        self._agree(f"broadcast from {source}", data, cargo=cargo if self.carrier.rank == source else NO_CARGO)
-        leaves = structure.tensor_leaves(data, "broadcast")
+        pairs = structure.flatten(data)
+        leaves = [leaf for _, leaf in pairs]
+        cargo, places = _cargo_of(leaves)
+        sent = cargo if self.carrier.rank == source else NO_CARGO
+        self._agree(f"broadcast from {source}", data, packing.signature(pairs), cargo=sent)
+        structure.require_tensors(pairs, "broadcast")
         with torch.no_grad():
             for group in packing.by_device(leaves):
                 here = [leaves[place] for place in group]
-                sent = self._channel.seen(source) if group == list(places) else None
-                if sent is None:
+                found = self._channel.seen(source) if group == places else None
+                if found is None:
                     buffer = packing.pack(here)
-                    sent = buffer.clone() if len(here) == 1 else buffer
-                    self.carrier.broadcast(sent, source)
+                    found = buffer.clone() if len(here) == 1 else buffer
+                    self.carrier.broadcast(found, source)
                 if self.carrier.rank != source:
-                    for leaf, values in zip(here, packing.unpack_one(sent, here), strict=True):
+                    for leaf, values in zip(here, packing.unpack_one(found, here), strict=True):
                         leaf.copy_(values)
         return data
 
@@ -163,10 +176,11 @@ class NestedCollectives:
         if self.carrier.size > 1:
             is_source = self.carrier.rank == source
             cargo = _cargo_of_object(values) if is_source else NO_CARGO
-            self._agree(f"broadcast_object_list from {source}", f"{len(values)} objects", cargo=cargo)
+            what = f"{len(values)} objects"
+            self._agree(f"broadcast_object_list from {source}", what, what, cargo=cargo)
             sent = self._channel.seen(source)
             if sent is None:
-                size = self._channel.all.header(source).size
+                size = self._channel.headers[source].size
                 sent = cargo.flat() if is_source else torch.empty(size, dtype=torch.uint8)
                 sent = sent.to(self._channel.control)
                 self.carrier.broadcast(sent, source)
@@ -180,7 +194,7 @@ class NestedCollectives:
 
     def _exchange(self, operation: str, value: Any) -> list[Any]:
         cargo = _cargo_of_object(value)
-        self._agree(operation, "", cargo=cargo)
+        self._agree(operation, cargo=cargo)
         parts = self._channel.collect(cargo)
         return [value if rank == self.carrier.rank else _object_from(part) for rank, part in enumerate(parts)]
 
@@ -191,10 +205,11 @@ class NestedCollectives:
         list is. Any other object that is not a tensor becomes the list of all ranks' values.
         """
         stop = structure.is_list if lists else structure.is_flat
-        leaves = structure.leaves(data, stop)
+        pairs = structure.flatten(data, stop)
+        leaves = [leaf for _, leaf in pairs]
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         cargo, held = _cargo_of([leaves[place] for place in places])
-        self._agree("gather objects", packing.describe_kinds(data, stop), cargo=cargo)
+        self._agree("gather objects", data, packing.signature_of_kinds(pairs, stop), cargo=cargo)
         results: list[Any] = list(leaves)
         tensors = structure.tensor_leaves([leaves[place] for place in places], "gather objects")
         for place, whole in zip(places, self._gather_leaves(tensors, cargo, held), strict=True):
@@ -213,16 +228,22 @@ class NestedCollectives:
             )
 
     def _agree(
-        self, operation: str, data: Any, *, shapes: bool = True, numbers: Sequence[int] = (), cargo: Cargo = NO_CARGO
+        self,
+        operation: str,
+        data: Any = "",
+        summary: str = "",
+        *,
+        numbers: Sequence[int] = (),
+        cargo: Cargo = NO_CARGO,
     ) -> list[list[int]]:
-        """Check that all ranks call `operation` with data of the same build, and show `cargo`; returns the `numbers` of every rank."""
-        summary = data if isinstance(data, str) else packing.signature(data, shapes=shapes)
+        """Check that all ranks call `operation` with the same `summary` of `data`, and show `cargo`; returns every rank's `numbers`."""
         first, rest = numbers[: frames.MOST_NUMBERS], numbers[frames.MOST_NUMBERS :]
-        if not self._channel.meet(operation, frames.digest(f"{operation}|{summary}"), first, cargo):
+        channel = self._channel
+        if not channel.meet(operation, frames.digest(f"{operation}|{summary}"), first, cargo):
             self._refuse(operation, data)
         if not numbers:
             return []
-        found = [self._channel.all.numbers(rank) for rank in range(self.carrier.size)]
+        found = [channel.all.numbers(rank, header) for rank, header in enumerate(channel.headers)]
         if rest:
             more = self._exchange(operation, rest)
             found = [start + end for start, end in zip(found, more, strict=True)]

@@ -30,9 +30,9 @@ def _group(leaves: Sequence[torch.Tensor], key: Callable[[torch.Tensor], Any]) -
     return list(groups.values())
 
 
-def signature(data: Any, *, shapes: bool = True) -> str:
-    """What two ranks must have in common to exchange `data`: paths, devices, types, and shapes or numbers of dimensions."""
-    return ";".join(f"{path}={_build_of(leaf, shapes)}" for path, leaf in structure.walk(data))
+def signature(pairs: Sequence[tuple[str, Any]], *, shapes: bool = True) -> str:
+    """What two ranks must have in common to exchange these leaves: paths, devices, types, and shapes or numbers of dimensions."""
+    return ";".join([f"{path}={_build_of(leaf, shapes)}" for path, leaf in pairs])
 
 
 def _build_of(leaf: Any, shapes: bool) -> str:
@@ -44,11 +44,13 @@ def _build_of(leaf: Any, shapes: bool) -> str:
     return f"{leaf.device.type} {leaf.dtype} {shape}"
 
 
-def describe_kinds(data: Any, stop: structure.Predicate) -> str:
+def signature_of_kinds(pairs: Sequence[tuple[str, Any]], stop: structure.Predicate) -> str:
     """What two ranks must have in common to gather objects: paths, and shapes of tensors; sequences may differ in length."""
     return ";".join(
-        f"{path}={_build_of(leaf, True) if isinstance(leaf, torch.Tensor) else _sort_of(leaf, stop)}"
-        for path, leaf in structure.walk(data, stop=stop)
+        [
+            f"{path}={_build_of(leaf, True) if isinstance(leaf, torch.Tensor) else _sort_of(leaf, stop)}"
+            for path, leaf in pairs
+        ]
     )
 
 
@@ -76,13 +78,14 @@ def packed_size(leaves: Sequence[torch.Tensor]) -> int:
     return sum(-(-leaf.numel() * leaf.element_size() // _ALIGN) * _ALIGN for leaf in leaves)
 
 
+@torch.no_grad()
 def pack_into(buffer: torch.Tensor, leaves: Sequence[torch.Tensor]) -> None:
     """Write the values of all leaves into a flat tensor of bytes of :func:`packed_size`. Gaps between leaves are left as they are."""
     offset = 0
     for leaf in leaves:
         size = leaf.numel() * leaf.element_size()
         if size:
-            buffer[offset : offset + size].copy_(as_bytes(leaf))
+            buffer[offset : offset + size].view(leaf.dtype).view(leaf.shape).copy_(leaf)
         offset += -(-size // _ALIGN) * _ALIGN
 
 
@@ -98,17 +101,19 @@ def pack(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
 def unpack(rows: torch.Tensor | Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Per leaf, the tensors of all ranks joined along their first dimension.
 
-    `rows` holds the bytes that each rank has packed. They are copied, unless they are a matrix, which the results may share.
+    `rows` holds the bytes that each rank has packed. They are copied, unless they are a contiguous matrix, which is shared.
     """
     found = []
     for leaf, (start, end) in zip(leaves, _spans(leaves), strict=True):
         shape = (len(rows) * leaf.shape[0], *leaf.shape[1:]) if leaf.dim() else (len(rows),)
-        if isinstance(rows, torch.Tensor) and end - start == rows.shape[1]:
-            whole = rows.view(-1)
-        else:
-            whole = torch.cat([row[start:end] for row in rows])
-        found.append(from_bytes(whole, leaf.dtype).reshape(shape))
+        found.append(from_bytes(_column(rows, start, end), leaf.dtype).reshape(shape))
     return found
+
+
+def _column(rows: torch.Tensor | Sequence[torch.Tensor], start: int, end: int) -> torch.Tensor:
+    if isinstance(rows, torch.Tensor):
+        return rows[:, start:end].reshape(-1)
+    return torch.cat([row[start:end] for row in rows])
 
 
 def unpack_one(buffer: torch.Tensor, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -9,13 +9,9 @@ was read from that half, so nobody reads it any more.
 
 import mmap
 import os
-import secrets
-import socket
-from typing import Any, Final
+from typing import Final
 
 import torch
-
-from accelkit.runtime.collectives.base import Collectives
 
 MOST: Final = 32 << 20
 """Bytes of a half; larger data goes through it in pieces."""
@@ -35,11 +31,11 @@ class Region:
 
     def token(self) -> bytes:
         """What its owner wrote at its start."""
-        return self._map[:16]
+        return self._map[:32]
 
     def mark(self, token: bytes) -> None:
         """Write the token."""
-        self._map[:16] = token
+        self._map[:32] = token
 
     def part(self, offset: int, size: int) -> torch.Tensor:
         """A flat tensor of bytes that shares the memory."""
@@ -49,30 +45,33 @@ class Region:
 class SharedMemory:
     """This rank's own region, and those of the others."""
 
-    def __init__(self, owners: list[int], rank: int, descriptor: int, region: Region) -> None:
-        self._owners = owners
+    def __init__(self, descriptor: int, region: Region) -> None:
+        self.descriptor = descriptor
+        self.owners: list[int] = []
         """Process ids, by rank."""
-        self._rank = rank
-        self._descriptor, self._region = descriptor, region
+        self._region = region
         self._retired: tuple[int, Region] | None = None
         self._second = False
         self._seen: dict[int, tuple[int, int, Region]] = {}
 
     @classmethod
-    def open(cls, carrier: Collectives) -> "SharedMemory | None":
-        """Shared memory of all ranks; None where they cannot open each other's. All ranks call it, and all get the same."""
-        token = secrets.token_bytes(16)
-        descriptor, region = _create(_LEAST)
-        if region is not None:
-            region.mark(token)
-        card = (_machine(), os.getpid(), descriptor, token)
-        cards = carrier.exchange(card)
-        works = region is not None and all(other[0] == card[0] and _is_open_to_us(other) for other in cards)
-        if region is None or not all(carrier.exchange(works)):
-            if region is not None:
-                os.close(descriptor)
+    def create(cls, token: bytes) -> "SharedMemory | None":
+        """A region of this rank's, marked with a token of 32 bytes; None where the system has no such memory."""
+        try:
+            descriptor, region = _create(_LEAST)
+        except OSError:
             return None
-        return cls([other[1] for other in cards], carrier.rank, descriptor, region)
+        region.mark(token)
+        return cls(descriptor, region)
+
+    def can_read(self, owner: int, descriptor: int, token: bytes) -> bool:
+        """Whether a rank's region can be opened, and is the one marked with this token."""
+        try:
+            if not os.readlink(f"/proc/{owner}/fd/{descriptor}").startswith(f"/memfd:{_NAME}"):
+                return False
+            return _open(owner, descriptor, _LEAST).token() == token
+        except (OSError, ValueError):
+            return False
 
     def place(self, size: int) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """Where to write `size` bytes (at most `MOST`) now, and what the others must be told to find them: file, half, offset."""
@@ -80,61 +79,32 @@ class SharedMemory:
             self._grow(size)
         self._second = not self._second
         offset = _PAGE + (self._region.half if self._second else 0)
-        return self._region.part(offset, size), (self._descriptor, self._region.half, offset)
+        return self._region.part(offset, size), (self.descriptor, self._region.half, offset)
 
     def _grow(self, size: int) -> None:
         """Start a larger region. The one before stays, since others may still be about to open it."""
         half = min(MOST, 1 << (size - 1).bit_length())
         descriptor, region = _create(half)
-        if region is None:
-            raise MemoryError(f"no shared memory of {2 * half} bytes")
         if self._retired is not None:
             os.close(self._retired[0])
-        self._retired = self._descriptor, self._region
-        self._descriptor, self._region = descriptor, region
+        self._retired = self.descriptor, self._region
+        self.descriptor, self._region = descriptor, region
 
     def read(self, rank: int, file: int, half: int, offset: int, size: int) -> torch.Tensor:
         """What a rank wrote, as a view that holds until the next operation."""
-        if rank == self._rank:
-            return self._region.part(offset, size)
         seen = self._seen.get(rank)
         if seen is None or seen[:2] != (file, half):
-            seen = (file, half, _open(self._owners[rank], file, half))
+            seen = (file, half, _open(self.owners[rank], file, half))
             self._seen[rank] = seen
         return seen[2].part(offset, size)
 
 
-def _create(half: int) -> tuple[int, Region | None]:
-    """A new region; None where the system has no such memory."""
+def _create(half: int) -> tuple[int, Region]:
     if not hasattr(os, "memfd_create"):
-        return -1, None
-    try:
-        descriptor = os.memfd_create(_NAME)
-        os.truncate(descriptor, _PAGE + 2 * half)
-        return descriptor, Region(descriptor, half)
-    except OSError:
-        return -1, None
-
-
-def _machine() -> str:
-    """Where process ids mean the same: this machine since it started, and this namespace of processes."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return secrets.token_hex()  # no other rank has the same
-
-
-def _is_open_to_us(card: Any) -> bool:
-    """Whether another rank's region can be opened, and is that very one."""
-    _, owner, descriptor, token = card
-    try:
-        if not os.readlink(f"/proc/{owner}/fd/{descriptor}").startswith(f"/memfd:{_NAME}"):
-            return False
-        return bool(_open(owner, descriptor, _LEAST).token() == token)
-    except (OSError, ValueError):
-        return False
+        raise OSError("this system has no anonymous shared memory")
+    descriptor = os.memfd_create(_NAME)
+    os.truncate(descriptor, _PAGE + 2 * half)
+    return descriptor, Region(descriptor, half)
 
 
 def _open(owner: int, descriptor: int, half: int) -> Region:

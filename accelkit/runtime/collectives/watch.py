@@ -12,8 +12,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,20 +44,20 @@ class Watch:
         self._thread = threading.Thread(target=self._run, args=(reach,), name="accelkit-watch", daemon=True)
         self._thread.start()
 
-    @contextmanager
-    def over(self, operation: str) -> Iterator[None]:
-        """A block that waits for the others. A time limit that ends it raises DistributedOperationException with who is where."""
+    def begin(self, operation: str) -> None:
+        """This rank waits for the others from now on."""
         self._now = operation, time.monotonic()
-        try:
-            yield
-        except RuntimeError as error:
-            if "timed out" not in str(error).lower() and "timeout" not in str(error).lower():
-                raise
-            raise DistributedOperationException(
-                self.report(), hint="raise the limit with InitProcessGroupKwargs(timeout=...)"
-            ) from error
-        finally:
-            self._now = None
+
+    def end(self) -> None:
+        """It waits no longer."""
+        self._now = None
+
+    def explain(self, error: RuntimeError) -> None:
+        """When a time limit ended the waiting, raise DistributedOperationException that says who is where."""
+        text = str(error).lower()
+        if "timed out" in text or "timeout" in text:
+            hint = "every rank must make the same calls; InitProcessGroupKwargs(timeout=...) sets the limit"
+            raise DistributedOperationException(self.report(), hint=hint) from error
 
     def report(self) -> str:
         """Where every rank is, a line each."""
