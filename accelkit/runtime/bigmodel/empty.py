@@ -129,7 +129,9 @@ class _Registration:
 def _parameter_on(parameter: nn.Parameter, device: torch.device) -> torch.Tensor | None:
     """The same parameter on a device: a new object of the same class with the same attributes; None when it is there."""
     if isinstance(parameter, nn.UninitializedParameter):
-        return nn.UninitializedParameter(parameter.requires_grad, device=device)
+        lazy: Any = nn.UninitializedParameter
+        made: torch.Tensor = lazy(parameter.requires_grad, device=device)
+        return made
     with torch.no_grad():
         data = parameter.data.to(device)
     if data.device == parameter.device:
@@ -138,6 +140,8 @@ def _parameter_on(parameter: nn.Parameter, device: torch.device) -> torch.Tensor
 
 
 def _buffer_on(buffer: torch.Tensor, device: torch.device) -> torch.Tensor | None:
+    if isinstance(buffer, nn.UninitializedBuffer):
+        return None
     moved = buffer.to(device)
     return None if moved is buffer else moved
 
