@@ -9,12 +9,12 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from accelkit.runtime.bigmodel.failures import CheckpointError
-from accelkit.runtime.bigmodel.mapping import region_of
+from accelkit.runtime.bigmodel.mapping import MappedFile, region_of, remapped
 from accelkit.runtime.bigmodel.safetensors_file import SafetensorsFile, load_json
 
 INDEX: Final = ".index.json"
@@ -123,29 +123,26 @@ def _open_safetensors(path: Path, copy: bool) -> dict[str, Stored]:
 
 def _open_torch(path: Path, copy: bool) -> dict[str, Stored]:
     """A dict of tensors that torch.save wrote: mapped where the format allows it, and never run as code."""
+    mapped = not copy and zipfile.is_zipfile(path)
     try:
-        content = _torch_load(path, mapped=not copy)
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as tensors alone: {error}",
+            hint="it is damaged, or holds objects, which could run code; save a state dict of tensors",
+        ) from error
     if not isinstance(content, Mapping) or not content:
         raise CheckpointError(f"{path} holds no dict of tensors but {type(content).__name__}")
     others = [str(name) for name, value in content.items() if not isinstance(value, torch.Tensor)]
     if others:
         raise CheckpointError(f"{path} holds more than tensors: {', '.join(others[:8])}")
+    file = MappedFile(path) if mapped else None
 
     def stored(tensor: torch.Tensor) -> Stored:
-        value = tensor.detach()
+        value = tensor.detach() if file is None else remapped(tensor.detach(), file)
         return Stored(value.dtype, tuple(value.shape), path, region_of(value) is not None, lambda: value)
 
     return {str(name): stored(tensor) for name, tensor in content.items()}
-
-
-def _torch_load(path: Path, *, mapped: bool) -> Any:
-    try:
-        mapped = mapped and zipfile.is_zipfile(path)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"it is damaged, or holds more than tensors, which could run code ({error})") from None
 
 
 def _open_index(index: Path, copy: bool) -> dict[str, Stored]:

@@ -98,11 +98,32 @@ def region_of(tensor: torch.Tensor) -> Region | None:
     if tensor.device.type != "cpu" or not tensor.numel() or type(tensor).__torch_dispatch__ is not _plain_dispatch:
         return None
     address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
-    owner: Any = _live.owner(address)
-    if owner is None:
-        storage = tensor.untyped_storage()
-        owner = storage if getattr(storage, "filename", None) else None
+    owner = _live.owner(address)
     return None if owner is None else Region(address, size, owner)
+
+
+def remapped(tensor: torch.Tensor, file: MappedFile) -> torch.Tensor:
+    """The same values as a view of `file`, for a tensor that somebody else mapped from it; where that is unknown, itself."""
+    if not tensor.numel() or not tensor.is_contiguous() or tensor.dtype.is_complex:
+        return tensor
+    offset = _offset_in_file(tensor.data_ptr())
+    if offset is None or offset + tensor.numel() * tensor.element_size() > file.size:
+        return tensor
+    return file.tensor(offset, tensor.dtype, tuple(tensor.shape))
+
+
+def _offset_in_file(address: int) -> int | None:
+    """Where in its file an address of this process is; None when no file is there, or the system does not tell."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        span, _, offset, _, inode, *_ = line.split()
+        start, _, end = span.partition("-")
+        if int(start, 16) <= address < int(end, 16):
+            return int(offset, 16) + address - int(start, 16) if inode != "0" else None
+    return None
 
 
 def merged(regions: Iterable[Region]) -> list[Region]:
