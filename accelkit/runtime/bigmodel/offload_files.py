@@ -196,6 +196,13 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._keys)
 
+    def shape_of(self, key: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read for it."""
+        entry = self.index.get(key, {})
+        if key not in self.state_dict and "shape" in entry:
+            return tuple(entry["shape"])
+        return tuple(self[key].shape)
+
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if self.device is None else tensor.to(self.device)
 

@@ -102,6 +102,11 @@ def replace(slot: Slot, value: torch.Tensor) -> torch.Tensor:
     return old
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """A number that grows when a tensor is written to in place."""
+    return tensor._version  # noqa: SLF001  (torch tells it nowhere else)
+
+
 def set_module_tensor_to_device(
     module: nn.Module,
     tensor_name: str,
@@ -141,13 +146,12 @@ def set_module_tensor_to_device(
             f"Trying to set a tensor of shape {tuple(value.shape)} in {tensor_name} (which has shape {tuple(old.shape)})"
         )
     source = old.data if value is None else value.detach()
-    shared = (tied_params_map or {}).get(source.data_ptr()) if source.numel() and not source.is_meta else None
-    moved = None if shared is None else shared.get(target)
-    if moved is None:
-        moved = source.to(target, _wanted_dtype(source, old, value, dtype), non_blocking=non_blocking)
-        if shared is not None:
-            shared[target] = moved
-    replace(slot, moved)
+    known: dict[torch.device, torch.Tensor] = {}
+    if tied_params_map and not source.is_meta:
+        known = tied_params_map.get(source.data_ptr(), known)
+    if target not in known:
+        known[target] = source.to(target, _wanted_dtype(source, old, value, dtype), non_blocking=non_blocking)
+    replace(slot, known[target])
 
 
 def _wanted_dtype(
