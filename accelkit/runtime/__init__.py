@@ -5,6 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accelkit.runtime.accelerator import Accelerator
+    from accelkit.runtime.bigmodel.casting import cpu_offload_with_hook
+    from accelkit.runtime.bigmodel.device_map import infer_auto_device_map
+    from accelkit.runtime.bigmodel.dispatch import (
+        cpu_offload,
+        disk_offload,
+        dispatch_model,
+        load_checkpoint_and_dispatch,
+    )
+    from accelkit.runtime.bigmodel.empty import init_empty_weights, init_on_device
+    from accelkit.runtime.bigmodel.failures import CheckpointError, OffloadError
+    from accelkit.runtime.bigmodel.loading import load_checkpoint_in_model
     from accelkit.runtime.data.loader import skip_first_batches
     from accelkit.runtime.data.sampler import SeedableRandomSampler
     from accelkit.runtime.errors import (
@@ -45,6 +56,17 @@ _HOMES = {
     "SeedableRandomSampler": "data.sampler",
     "skip_first_batches": "data.loader",
     "set_seed": "rng",
+    "init_empty_weights": "bigmodel.empty",
+    "init_on_device": "bigmodel.empty",
+    "cpu_offload": "bigmodel.dispatch",
+    "disk_offload": "bigmodel.dispatch",
+    "dispatch_model": "bigmodel.dispatch",
+    "load_checkpoint_and_dispatch": "bigmodel.dispatch",
+    "cpu_offload_with_hook": "bigmodel.casting",
+    "infer_auto_device_map": "bigmodel.device_map",
+    "load_checkpoint_in_model": "bigmodel.loading",
+    "CheckpointError": "bigmodel.failures",
+    "OffloadError": "bigmodel.failures",
     "AccelkitError": "errors",
     "DistributedOperationException": "errors",
     "SettingError": "errors",
@@ -73,11 +95,23 @@ __all__ = [
     # functions
     "set_seed",
     "skip_first_batches",
+    # big models
+    "init_empty_weights",
+    "init_on_device",
+    "cpu_offload",
+    "disk_offload",
+    "dispatch_model",
+    "load_checkpoint_and_dispatch",
+    "cpu_offload_with_hook",
+    "infer_auto_device_map",
+    "load_checkpoint_in_model",
     # errors
     "AccelkitError",
     "DistributedOperationException",
     "SettingError",
     "UnsupportedError",
+    "CheckpointError",
+    "OffloadError",
 ]
 
 
