@@ -88,11 +88,9 @@ def _reserve(args: Sequence[Any], named: Mapping[str, Any]) -> torch.Tensor | No
     device = named.get("device")
     if not set(named) <= plain or (device is not None and torch.device(device).type != "cpu"):
         return None
-    if torch.get_default_device().type != "cpu":
-        return None
     dtype = named.get("dtype") or torch.get_default_dtype()
     size = prod(shape) * dtype.itemsize
-    if size < _LARGE:
+    if size < _LARGE or torch.get_default_device().type != "cpu":
         return None
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
     made = torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=dtype).view(*shape)
