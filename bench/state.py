@@ -39,7 +39,7 @@ RATIOS = (
 class Peak:
     """Anonymous memory above the level at the start, sampled, and wall time."""
 
-    def __enter__(self) -> "Peak":  # noqa: PYI034  (Self came with Python 3.11)
+    def __enter__(self) -> "Peak":
         self._start = self._most = anonymous()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)

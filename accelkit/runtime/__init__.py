@@ -6,6 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from accelkit.runtime.accelerator import Accelerator
     from accelkit.runtime.available import is_rich_available
+    from accelkit.runtime.bigmodel.casting import cpu_offload_with_hook
+    from accelkit.runtime.bigmodel.device_map import infer_auto_device_map
+    from accelkit.runtime.bigmodel.dispatch import (
+        cpu_offload,
+        disk_offload,
+        dispatch_model,
+        load_checkpoint_and_dispatch,
+    )
+    from accelkit.runtime.bigmodel.empty import init_empty_weights, init_on_device
+    from accelkit.runtime.bigmodel.loading import load_checkpoint_in_model
     from accelkit.runtime.checkpoint.background import SaveHandle
     from accelkit.runtime.checkpoint.project import ProjectConfiguration
     from accelkit.runtime.data.loader import skip_first_batches
@@ -16,6 +26,7 @@ if TYPE_CHECKING:
         CheckpointError,
         DistributedOperationException,
         MissingPackageError,
+        OffloadError,
         SettingError,
         TrackerError,
         UnsupportedError,
@@ -59,6 +70,16 @@ _HOMES = {
     "synchronize_rng_states": "operations",
     "is_rich_available": "available",
     "DDPCommunicationHookType": "enumerations",
+    "init_empty_weights": "bigmodel.empty",
+    "init_on_device": "bigmodel.empty",
+    "cpu_offload": "bigmodel.dispatch",
+    "disk_offload": "bigmodel.dispatch",
+    "dispatch_model": "bigmodel.dispatch",
+    "load_checkpoint_and_dispatch": "bigmodel.dispatch",
+    "cpu_offload_with_hook": "bigmodel.casting",
+    "infer_auto_device_map": "bigmodel.device_map",
+    "load_checkpoint_in_model": "bigmodel.loading",
+    "OffloadError": "errors",
     "AccelkitError": "errors",
     "CheckpointError": "errors",
     "DistributedOperationException": "errors",
@@ -99,6 +120,16 @@ __all__ = [
     "synchronize_rng_states",
     "is_rich_available",
     "skip_first_batches",
+    # big models
+    "init_empty_weights",
+    "init_on_device",
+    "cpu_offload",
+    "disk_offload",
+    "dispatch_model",
+    "load_checkpoint_and_dispatch",
+    "cpu_offload_with_hook",
+    "infer_auto_device_map",
+    "load_checkpoint_in_model",
     # errors
     "AccelkitError",
     "CheckpointError",
@@ -107,6 +138,7 @@ __all__ = [
     "SettingError",
     "TrackerError",
     "UnsupportedError",
+    "OffloadError",
 ]
 
 

@@ -5,6 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accelkit.runtime.available import *  # noqa: F403
+    from accelkit.runtime.bigmodel.bytesize import *  # noqa: F403
+    from accelkit.runtime.bigmodel.casting import *  # noqa: F403
+    from accelkit.runtime.bigmodel.device_map import *  # noqa: F403
+    from accelkit.runtime.bigmodel.loading import *  # noqa: F403
+    from accelkit.runtime.bigmodel.offload_files import *  # noqa: F403
+    from accelkit.runtime.bigmodel.rooms import *  # noqa: F403
+    from accelkit.runtime.bigmodel.sizes import *  # noqa: F403
+    from accelkit.runtime.bigmodel.tensors import *  # noqa: F403
+    from accelkit.runtime.bigmodel.ties import *  # noqa: F403
+    from accelkit.runtime.bigmodel.whole_state import *  # noqa: F403
     from accelkit.runtime.checkpoint.project import *  # noqa: F403
     from accelkit.runtime.checkpoint.single import *  # noqa: F403
     from accelkit.runtime.enumerations import *  # noqa: F403
@@ -22,6 +32,61 @@ if TYPE_CHECKING:
     from accelkit.runtime.tracking import *  # noqa: F403
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "bigmodel.bytesize": (
+        "CustomDtype",
+        "convert_file_size_to_int",
+        "dtype_byte_size",
+    ),
+    "bigmodel.casting": ("attach_layerwise_casting_hooks",),
+    "bigmodel.device_map": (
+        "check_device_map",
+        "clean_device_map",
+        "infer_auto_device_map",
+    ),
+    "bigmodel.loading": (
+        "load_checkpoint_in_model",
+        "load_offloaded_weights",
+        "load_state_dict",
+    ),
+    "bigmodel.offload_files": (
+        "OffloadedWeightsLoader",
+        "PrefixedDataset",
+        "extract_submodules_state_dict",
+        "load_offloaded_weight",
+        "offload_state_dict",
+        "offload_weight",
+        "save_offload_index",
+    ),
+    "bigmodel.rooms": (
+        "get_balanced_memory",
+        "get_max_memory",
+    ),
+    "bigmodel.sizes": (
+        "calculate_maximum_sizes",
+        "compute_module_sizes",
+        "compute_module_total_buffer_size",
+        "get_max_layer_size",
+        "get_module_leaves",
+    ),
+    "bigmodel.tensors": (
+        "get_non_persistent_buffers",
+        "named_module_tensors",
+        "set_module_tensor_to_device",
+    ),
+    "bigmodel.ties": (
+        "check_tied_parameters_in_config",
+        "check_tied_parameters_on_same_device",
+        "find_tied_parameters",
+        "id_tensor_storage",
+        "retie_parameters",
+    ),
+    "bigmodel.whole_state": (
+        "align_module_device",
+        "get_state_dict_from_offload",
+        "get_state_dict_offloaded_model",
+        "has_offloaded_params",
+        "iterate_state_dict",
+    ),
     "checkpoint.project": ("ProjectConfiguration",),
     "checkpoint.single": (
         "load",

@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "accelkit.compat": {"torch", "accelkit.runtime", "accelkit.contract"},
     "accelkit.testing": {"pytest", "testcontainers", "docker", "accelkit.host", "accelkit.contract"},
     "accelkit.utils": {"accelkit.runtime"},
+    "accelkit.hooks": {"accelkit.runtime"},
     "accelkit": {"accelkit.runtime"},
 }
 """Package -> what it may import beside the standard library and itself (and `accelkit` for its version)."""

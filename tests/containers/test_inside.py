@@ -64,7 +64,7 @@ def test_collectives_use_the_interface_that_leads_to_node_0(found: list[dict[str
 
 
 def test_limits_are_what_training_needs(found: list[dict[str, Any]]) -> None:
-    """Shared memory beyond Docker's 64 MiB, as many open files as the host may give, a stack for deep recursion in C++; cores are shared among all ranks."""
+    """Shared memory beyond 64 MiB, as many open files as the host may give, a stack for C++; cores are shared among all ranks."""
     for rank in found:
         assert rank["shm"] >= 1 << 30
         assert rank["nofile"] == min(1 << 20, resource.getrlimit(resource.RLIMIT_NOFILE)[1])

@@ -66,14 +66,7 @@ def main() -> None:
     progress = Progress()
     acc.register_for_checkpointing(progress)
     set_seed(5, device_specific=True)
-    if Path(args.folder, "checkpoints").is_dir() and any(Path(args.folder, "checkpoints").glob("checkpoint_*")):
-        acc.load_state()
-    source, state = loader, None
-    if not hasattr(loader, "load_state_dict"):
-        epoch, used = divmod(progress.samples, SAMPLES)
-        loader.set_epoch(epoch)
-        source = acc.skip_first_batches(loader, used // loader.total_batch_size)
-        state = torch.get_rng_state() if used else None
+    source, state = resume(acc, args.folder, loader, progress)
     while progress.step < args.steps:
         for batch in source:
             if state is not None:
@@ -86,6 +79,17 @@ def main() -> None:
             if progress.step == args.steps:
                 break
         source = loader
+
+
+def resume(acc: Accelerator, folder: str, loader: Any, progress: Progress) -> tuple[Any, torch.Tensor | None]:
+    """Load the newest checkpoint, if there is one; what to iterate first, and the generator's state to set at the first batch."""
+    if any(Path(folder, "checkpoints").glob("checkpoint_*")):
+        acc.load_state()
+    if hasattr(loader, "load_state_dict"):
+        return loader, None
+    epoch, used = divmod(progress.samples, SAMPLES)
+    loader.set_epoch(epoch)
+    return acc.skip_first_batches(loader, used // loader.total_batch_size), torch.get_rng_state() if used else None
 
 
 def step(acc: Accelerator, model: Any, optimizer: Any, schedule: Any, batch: Any, progress: Progress, log: str) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from accelkit.host import paths
 from accelkit.host.errors import KitError
 
-PARTS: Final = ("__init__.py", "__main__.py", "contract", "runtime", "utils")
+PARTS: Final = ("__init__.py", "__main__.py", "contract", "hooks", "runtime", "utils")
 """What is staged of the package, relative to it."""
 
 BOOT: Final = "kit_boot.py"
