@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 from torch import nn
@@ -55,7 +56,9 @@ class MicroBatch:
             self._inner = accumulation.no_sync(self._models)
             self._inner.__enter__()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._accumulation.depth -= 1
         if self._inner is not None:
-            self._inner.__exit__(*error)
+            self._inner.__exit__(kind, error, trace)
