@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from accelkit.runtime.accelerator import Accelerator
     from accelkit.runtime.available import is_rich_available
+    from accelkit.runtime.checkpoint.background import SaveHandle
+    from accelkit.runtime.checkpoint.project import ProjectConfiguration
     from accelkit.runtime.data.loader import skip_first_batches
     from accelkit.runtime.data.sampler import SeedableRandomSampler
     from accelkit.runtime.enumerations import DDPCommunicationHookType
     from accelkit.runtime.errors import (
         AccelkitError,
+        CheckpointError,
         DistributedOperationException,
+        MissingPackageError,
         SettingError,
+        TrackerError,
         UnsupportedError,
     )
     from accelkit.runtime.gradients import GradientState
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
         InitProcessGroupKwargs,
     )
     from accelkit.runtime.state import AcceleratorState, PartialState
+    from accelkit.runtime.tracking.base import GeneralTracker
 
 _HOMES = {
     "Accelerator": "accelerator",
@@ -39,6 +45,8 @@ _HOMES = {
     "DistributedType": "settings",
     "DataLoaderConfiguration": "settings",
     "GradientAccumulationPlugin": "settings",
+    "ProjectConfiguration": "checkpoint.project",
+    "SaveHandle": "checkpoint.background",
     "AutocastKwargs": "settings",
     "DistributedDataParallelKwargs": "settings",
     "GradScalerKwargs": "settings",
@@ -52,7 +60,11 @@ _HOMES = {
     "is_rich_available": "available",
     "DDPCommunicationHookType": "enumerations",
     "AccelkitError": "errors",
+    "CheckpointError": "errors",
     "DistributedOperationException": "errors",
+    "MissingPackageError": "errors",
+    "TrackerError": "errors",
+    "GeneralTracker": "tracking.base",
     "SettingError": "errors",
     "UnsupportedError": "errors",
 }
@@ -69,6 +81,7 @@ __all__ = [
     "DataLoaderConfiguration",
     "DDPCommunicationHookType",
     "GradientAccumulationPlugin",
+    "ProjectConfiguration",
     "AutocastKwargs",
     "DistributedDataParallelKwargs",
     "GradScalerKwargs",
@@ -77,6 +90,10 @@ __all__ = [
     "AcceleratedOptimizer",
     "AcceleratedScheduler",
     "SeedableRandomSampler",
+    # what an asynchronous save returns
+    "SaveHandle",
+    # what a tracker of one's own derives from
+    "GeneralTracker",
     # functions
     "set_seed",
     "synchronize_rng_states",
@@ -84,8 +101,11 @@ __all__ = [
     "skip_first_batches",
     # errors
     "AccelkitError",
+    "CheckpointError",
     "DistributedOperationException",
+    "MissingPackageError",
     "SettingError",
+    "TrackerError",
     "UnsupportedError",
 ]
 

@@ -1,13 +1,16 @@
 """`Accelerator`: what a training script talks to. It composes the parts and forwards to them; each decision is made once, at the start."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from accelkit.runtime import choices, env, models, precision, results, rng, strategies
+from accelkit.runtime import choices, models, precision, rng, strategies
 from accelkit.runtime.accumulate import Accumulation
+from accelkit.runtime.checkpoint.methods import CheckpointMethods
+from accelkit.runtime.checkpoint.project import ProjectConfiguration
 from accelkit.runtime.communication import CommunicationMethods
 from accelkit.runtime.data.loader import PreparedLoader
 from accelkit.runtime.data.prepare import prepare_data_loader
@@ -24,12 +27,13 @@ from accelkit.runtime.settings import (
     KwargsHandler,
 )
 from accelkit.runtime.state import AcceleratorState, PartialState
+from accelkit.runtime.tracking.methods import TrackingMethods
 from accelkit.runtime.training import TrainingMethods
 
 _TORCH_SCHEDULER: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
-class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods):
+class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, CheckpointMethods, TrackingMethods):
     """Runs one training script on one process or many, on whatever device each of them has.
 
     Settings that are not given come from the launch (`kit run`, or KIT_* variables), and then from the defaults; a setting
@@ -45,7 +49,9 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods):
         strategy: "auto" (ddp for more than one rank, else single) or a name from the registry of strategies.
         seed: seed of all generators on all ranks, set once, now.
         deterministic: the same bits again on the same hardware; seed 0 where none is given.
-        dataloader_config, gradient_accumulation_plugin, kwargs_handlers: see these classes.
+        log_with: trackers: a name, a `GeneralTracker`, a list of these, or "all" that are installed; `init_trackers` starts them.
+        project_dir: where the project keeps checkpoints and logs; `project_config` says more, and wins.
+        dataloader_config, project_config, gradient_accumulation_plugin, kwargs_handlers: see these classes.
         step_scheduler_with_optimizer: a prepared scheduler follows its optimizer; False: it moves at every call.
         step_scheduler_once: a prepared scheduler moves once per optimizer step, not once per rank: for schedules whose length was
             taken from the prepared loader.
@@ -65,12 +71,15 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods):
         seed: int | None = None,
         deterministic: bool | None = None,
         dataloader_config: DataLoaderConfiguration | None = None,
+        log_with: Any = None,
+        project_dir: str | Path | None = None,
+        project_config: ProjectConfiguration | None = None,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
         step_scheduler_once: bool = False,
         kwargs_handlers: list[KwargsHandler] | None = None,
     ) -> None:
-        handlers = Handlers(kwargs_handlers)
+        self.device_placement, handlers = device_placement, Handlers(kwargs_handlers)
         plugin = _one_plugin(gradient_accumulation_plugin, gradient_accumulation_steps)
         self._partial = PartialState(cpu=cpu, **handlers.get(InitProcessGroupKwargs).to_kwargs())
         earlier = AcceleratorState.current()
@@ -84,10 +93,10 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods):
             warn=self._partial.is_main_process and earlier is None,
         )
         self._settle(chosen, handlers, cpu)
-        plugin.num_steps = chosen.grad_accum_steps
         said = gradient_accumulation_plugin is not None or gradient_accumulation_steps is not None
-        self._keep_books(plugin if said or earlier is None else None)
-        self.device_placement = device_placement
+        self._keep_books(replace(plugin, num_steps=chosen.grad_accum_steps) if said or earlier is None else None)
+        self._keep_checkpoints(project_dir, project_config)
+        self._keep_trackers(log_with)
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.step_scheduler_once = step_scheduler_once
@@ -96,13 +105,12 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods):
         return self
 
     def _keep_books(self, plugin: GradientAccumulationPlugin | None) -> None:
-        """Make what counts and remembers: accumulation, prepared objects, metrics. `plugin`: None leaves the shared state as it is."""
+        """Make what counts and remembers: accumulation, prepared objects. `plugin`: None leaves the shared state as it is."""
         self.gradient_state = GradientState(plugin)
         self._accumulation = Accumulation(self.gradient_state, self._strategy.no_sync)
         self._models, self._optimizers = models.Prepared(), models.Prepared()
         self._dataloaders, self._schedulers = models.Prepared(), models.Prepared()
         self._is_triggered = False
-        self._metrics = results.MetricsLog(env.metrics_file() if self.is_main_process else None)
 
     def _settle(self, chosen: choices.Choices, handlers: Handlers, cpu: bool) -> None:
         """Make the parts that depend on the settings; the first Accelerator of a process also seeds."""

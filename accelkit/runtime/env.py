@@ -78,6 +78,11 @@ def read_defaults(environ: Mapping[str, str] | None = None) -> Defaults:
     return Defaults(settings=settings, source="the environment (KIT_*)")
 
 
+def text(name: str) -> str | None:
+    """What a variable says; None where it is not set, or empty."""
+    return os.environ.get(name) or None
+
+
 def metrics_file() -> Path | None:
     """The file that metrics are appended to; None without one."""
     path = os.environ.get(names.ENV_METRICS_FILE)

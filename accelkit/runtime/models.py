@@ -68,9 +68,13 @@ def unwrap(model: nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compi
 def extract_model_from_parallel(
     model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
 ) -> Any:
-    """The model inside wrappers for several ranks; see :func:`unwrap`. `recursive` also takes them off its sub-modules."""
+    """The model inside what wraps it for several ranks; see :func:`unwrap`. `recursive`: also wherever such a wrapper lies inside it.
+
+    Inner wrappers are replaced in the model itself.
+    """
     inner = unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
     if recursive:
-        for name, child in list(inner.named_children()):
-            setattr(inner, name, extract_model_from_parallel(child, keep_fp32_wrapper, keep_torch_compile, recursive))
+        for parent in list(inner.modules()):
+            for name, child in list(parent.named_children()):
+                setattr(parent, name, unwrap(child, keep_torch_compile=keep_torch_compile))
     return inner

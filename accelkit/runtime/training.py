@@ -2,14 +2,13 @@
 
 import gc
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from accelkit.runtime import results
 from accelkit.runtime.accumulate import Accumulation, MicroBatch
 from accelkit.runtime.data.loader import skip_first_batches
 from accelkit.runtime.gradients import GradientState
@@ -29,7 +28,6 @@ class TrainingMethods(ProcessActions):
     _strategy: Strategy
     _precision: Precision
     _accumulation: Accumulation
-    _metrics: results.MetricsLog
     _models: Prepared
     _optimizers: Prepared
     _dataloaders: Prepared
@@ -129,19 +127,6 @@ class TrainingMethods(ProcessActions):
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """A view of a loader whose next epoch leaves out its first `num_batches` batches of this rank; later epochs are whole."""
         return skip_first_batches(dataloader, num_batches)
-
-    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Append metrics to the run's metrics file, on rank 0. Numbers, texts, and tensors of one element."""
-        if self.is_main_process:
-            self._metrics.write(values, step)
-
-    def save(self, obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
-        """Write an object to a path or file, on rank 0 (`save_on_each_node`: on the first rank of each node); a path whole or not at all.
-
-        `safe_serialization` writes a dict of tensors in the safetensors format.
-        """
-        if self.is_local_main_process if save_on_each_node else self.is_main_process:
-            results.save(obj, f, safe_serialization=safe_serialization)
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Let go of everything prepared, and of cached device memory; returns a None per object, to assign them to."""

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accelkit.runtime.available import *  # noqa: F403
+    from accelkit.runtime.checkpoint.project import *  # noqa: F403
+    from accelkit.runtime.checkpoint.single import *  # noqa: F403
     from accelkit.runtime.enumerations import *  # noqa: F403
     from accelkit.runtime.environment import *  # noqa: F403
     from accelkit.runtime.errors import *  # noqa: F403
@@ -17,8 +19,14 @@ if TYPE_CHECKING:
     from accelkit.runtime.rng import *  # noqa: F403
     from accelkit.runtime.settings import *  # noqa: F403
     from accelkit.runtime.tensors import *  # noqa: F403
+    from accelkit.runtime.tracking import *  # noqa: F403
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "checkpoint.project": ("ProjectConfiguration",),
+    "checkpoint.single": (
+        "load",
+        "save",
+    ),
     "operations": (
         "broadcast",
         "broadcast_object_list",
@@ -169,6 +177,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "model_has_dtensor",
         "recursive_getattr",
         "str_to_bool",
+    ),
+    "tracking": (
+        "GeneralTracker",
+        "LoggerType",
+        "filter_trackers",
+        "get_available_trackers",
+        "register_tracker_class",
     ),
     "errors": ("DistributedOperationException",),
 }

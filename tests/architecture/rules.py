@@ -47,6 +47,15 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "numpy": {
         "accelkit/runtime/rng.py": "numpy's generator is seeded, saved and restored with the others",
     },
+    "aim": {"accelkit/runtime/tracking/aim.py": "the tracker that is about it"},
+    "clearml": {"accelkit/runtime/tracking/clearml.py": "the tracker that is about it"},
+    "comet_ml": {"accelkit/runtime/tracking/comet_ml.py": "the tracker that is about it"},
+    "dvclive": {"accelkit/runtime/tracking/dvclive.py": "the tracker that is about it"},
+    "mlflow": {"accelkit/runtime/tracking/mlflow.py": "the tracker that is about it"},
+    "swanlab": {"accelkit/runtime/tracking/swanlab.py": "the tracker that is about it"},
+    "tensorboardX": {"accelkit/runtime/tracking/tensorboard.py": "the tracker that is about it"},
+    "trackio": {"accelkit/runtime/tracking/trackio.py": "the tracker that is about it"},
+    "wandb": {"accelkit/runtime/tracking/wandb.py": "the tracker that is about it"},
     "torchao": {"accelkit/runtime/float8.py": "the precision that is about it"},
     "deepspeed": {"accelkit/runtime/strategies/deepspeed.py": "the strategy that is about it"},
     "torch_xla": {
@@ -88,8 +97,11 @@ STARTS_PROCESSES: dict[str, str] = {
 }
 
 CATCHES_EVERYTHING: dict[str, str] = {
+    "accelkit/runtime/tracking/active.py": "an edge: whatever a tracker's library raises is named, after the other trackers had their turn",
     "accelkit/host/launch/supervise.py": "an outer edge: what fails in a thread must reach the loop",
     "accelkit/runtime/rank_main.py": "an outer edge: whatever the script raises becomes the rank's result",
+    "accelkit/runtime/checkpoint/agreement.py": "what fails on a rank is told to the others before it is raised",
+    "accelkit/runtime/checkpoint/background.py": "what fails in the thread is raised by the next call that waits",
 }
 """Files with an `except Exception`. One that ends by raising again (clean-up) is fine anywhere."""
 
