@@ -107,7 +107,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
     def _keep_books(self, plugin: GradientAccumulationPlugin | None) -> None:
         """Make what counts and remembers: accumulation, prepared objects. `plugin`: None leaves the shared state as it is."""
         self.gradient_state = GradientState(plugin)
-        self._accumulation = Accumulation(self.gradient_state)
+        self._accumulation = Accumulation(self.gradient_state, self._strategy.no_sync)
         self._models, self._optimizers = models.Prepared(), models.Prepared()
         self._dataloaders, self._schedulers = models.Prepared(), models.Prepared()
         self._is_triggered = False

@@ -55,6 +55,8 @@ class GradientState:
         self.sync_with_dataloader = True
         self.sync_each_batch = False
         self._active: list[ActiveLoader] = []
+        self._moved: dict[ActiveLoader, bool] = {}
+        """Iterations that moved on since a micro-batch was counted last, and whether they began then."""
 
     @classmethod
     def _reset_state(cls) -> None:
@@ -114,14 +116,39 @@ class GradientState:
 
     def enter(self, iteration: ActiveLoader) -> None:
         """Make an iteration the innermost one: it has just begun, or it has just moved on."""
-        active = self._active
+        active, moved = self._active, self._moved
         if active and active[-1] is iteration:
+            moved.setdefault(iteration, False)
             return
-        if iteration in active:
+        begins = iteration not in active
+        if begins:  # inside those that go on, beside those that began with it
+            for other in [other for other, began in moved.items() if not began]:
+                del moved[other]
+        else:
             active.remove(iteration)
         active.append(iteration)
+        moved.setdefault(iteration, begins)
 
     def leave(self, iteration: ActiveLoader) -> None:
         """Take out an iteration that is over, whether it came to its end or was left."""
+        self._moved.pop(iteration, None)
         if iteration in self._active:
             self._active.remove(iteration)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether a loader has moved on since the last micro-batch was counted."""
+        return bool(self._moved)
+
+    def take_end(self) -> bool:
+        """Whether the micro-batch that is counted now is the last one; forgets which loaders moved on for it.
+
+        It is the last one when any of them is at its end. Of loaders iterated side by side the shortest decides, therefore, and of
+        nested ones the inner.
+        """
+        moved = self._moved
+        if not moved:
+            return self.end_of_dataloader
+        found = any(iteration.at_end for iteration in moved)
+        moved.clear()
+        return found

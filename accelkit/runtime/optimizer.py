@@ -8,6 +8,7 @@ import torch
 
 from accelkit.runtime import structure
 from accelkit.runtime.gradients import GradientState
+from accelkit.runtime.precision import LossScaler
 from accelkit.runtime.state import PartialState
 
 
@@ -31,6 +32,9 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._was_skipped = False
         self._has_stepped = False
         self._is_unscaled = False
+        self._skips_by_itself = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        """Whether the optimizer's kernel looks for overflows, so that its `step` is called in any case."""
+        self._overflows: tuple[torch.Tensor, ...] = ()
         if scaler is not None:
             optimizer.register_step_post_hook(self._note_step)
         if device_placement and optimizer.state:
@@ -80,6 +84,9 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last step that was due did not happen because a gradient overflowed."""
+        if self._overflows:  # asked for only now: the answer lies on the device
+            self._was_skipped = any(bool(overflow) for overflow in self._overflows)
+            self._overflows = ()
         return self._was_skipped
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -114,7 +121,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         self._has_stepped = False
         loss = self.scaler.step(self.optimizer, *(() if closure is None else (closure,)))
-        self.scaler.update()
+        if self._skips_by_itself:
+            self._overflows = tuple(self.scaler._found_inf_per_device(self.optimizer).values())  # noqa: SLF001
+        if not isinstance(self.scaler, LossScaler):
+            self.scaler.update()
         self._was_skipped = not self._has_stepped
         self._is_unscaled = False
         return loss

@@ -22,6 +22,58 @@ TYPES: Final[dict[str, torch.dtype | None]] = {
 """What is computed in beside float32; with fp8, what is left beside the linear layers in 8 bits."""
 
 
+class LossScaler(torch.amp.GradScaler):
+    """A scaler whose factor changes between steps only, however many optimizers share it.
+
+    `update` is put off until the next loss is scaled: all gradients of one step are unscaled by the factor they were scaled by.
+    """
+
+    def __init__(self, device: str, **settings: Any) -> None:
+        super().__init__(device, **settings)
+        self._stepped: set[int] = set()
+        """Optimizers that have stepped since the last update."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()
+        state: dict[str, Any] = super().__getstate__()
+        return state
+
+    def scale(self, outputs: Any) -> Any:
+        """The scaled loss."""
+        self.settle()
+        return super().scale(outputs)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bring the optimizer's gradients back to their true size."""
+        if id(optimizer) in self._stepped:
+            self.settle()
+        super().unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Step, unless a gradient overflowed. The factor changes later."""
+        if id(optimizer) in self._stepped:
+            self.settle()
+        found = super().step(optimizer, *args, **kwargs)
+        self._stepped.add(id(optimizer))
+        return found
+
+    def update(self, new_scale: Any = None) -> None:
+        """Change the factor now."""
+        self._stepped.clear()
+        super().update(new_scale)
+
+    def settle(self) -> None:
+        """Change the factor, if an optimizer has stepped."""
+        if self._stepped:
+            self.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The factor and its history."""
+        self.settle()
+        state: dict[str, Any] = super().state_dict()
+        return state
+
+
 class AutocastHook:
     """Runs a module's forward under autocast and gives its outputs as float32. Lives on the module as a pair of hooks.
 
@@ -71,10 +123,10 @@ class Precision:
         self._dtype = TYPES[name]
         self._settings = handlers.get(AutocastKwargs)
         self._recipe = handlers.get(AORecipeKwargs) if name == "fp8" else None
-        self.scaler: torch.amp.GradScaler | None = None
+        self.scaler: LossScaler | None = None
         """Scales losses so that small fp16 gradients survive; None for other types."""
         if name == "fp16":
-            self.scaler = torch.amp.GradScaler(device_type, **handlers.get(GradScalerKwargs).to_kwargs())
+            self.scaler = LossScaler(device_type, **handlers.get(GradScalerKwargs).to_kwargs())
 
     @property
     def native_amp(self) -> bool:
@@ -145,10 +197,10 @@ def make(name: str, kind: Kind, handlers: Handlers) -> Precision:
     return Precision(name, kind.name, handlers)
 
 
-def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> torch.amp.GradScaler:
+def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> LossScaler:
     """A scaler of losses for this rank's device; `kwargs` are those of `GradScalerKwargs`."""
     del distributed_type  # no strategy here needs a scaler of its own
-    return torch.amp.GradScaler(PartialState().device.type, **kwargs)
+    return LossScaler(PartialState().device.type, **kwargs)
 
 
 def get_mixed_precision_context_manager(

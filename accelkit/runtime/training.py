@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from accelkit.runtime.accumulate import Accumulation
+from accelkit.runtime.accumulate import Accumulation, MicroBatch
 from accelkit.runtime.data.loader import skip_first_batches
 from accelkit.runtime.gradients import GradientState
 from accelkit.runtime.models import Prepared
 from accelkit.runtime.precision import Precision
 from accelkit.runtime.processes import ProcessActions
 from accelkit.runtime.settings import AutocastKwargs
-from accelkit.runtime.strategies.base import NOTHING, Strategy
+from accelkit.runtime.strategies.base import Strategy
 
 Parameters = torch.Tensor | Iterable[torch.Tensor]
 
@@ -51,11 +51,10 @@ class TrainingMethods(ProcessActions):
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[Any]:
         """A block around one micro-batch. Gradients of `models` are synchronised where it completes a window, and only there.
 
-        One call counts one micro-batch, however many models it names. The last batch of a loader completes a window.
+        One block counts one micro-batch, however many models it names; so does a block inside another one, as for the two models of a GAN.
+        The last batch of a loader completes a window; of loaders iterated side by side, the last batch of the shortest.
         """
-        if self._accumulation.advance() or self.gradient_state.sync_each_batch:
-            return NOTHING
-        return self._strategy.no_sync(models)
+        return MicroBatch(self._accumulation, models)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A block in which backward leaves gradients unsynchronised; nothing where nothing would be synchronised."""
