@@ -6,6 +6,7 @@ Each step appends `STEP LOSS SAMPLES` to the log: the mean loss of all ranks, bi
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from accelkit import Accelerator, ProjectConfiguration, set_seed
 
 SAMPLES = 44
 WIDTH = 64
+BESIDE: dict[str, Callable[[int], bool]] = {
+    "no": lambda _: False,
+    "yes": lambda _: True,
+    "mixed": lambda step: step % 2 == 0,
+}
 
 
 class Progress:
@@ -40,7 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("folder")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--save-every", type=int, default=0)
-    parser.add_argument("--asynchronous", choices=("no", "yes", "mixed"), default="no")
+    parser.add_argument("--asynchronous", choices=tuple(BESIDE), default="no")
     parser.add_argument("--log", required=True)
     return parser.parse_args()
 
@@ -66,30 +72,36 @@ def main() -> None:
     progress = Progress()
     acc.register_for_checkpointing(progress)
     set_seed(5, device_specific=True)
-    source, state = resume(acc, args.folder, loader, progress)
+    if any(Path(args.folder).glob("checkpoints/checkpoint_*")):
+        acc.load_state()
+    source = resume(acc, loader, progress)
     while progress.step < args.steps:
         for batch in source:
-            if state is not None:
-                torch.set_rng_state(state)
-                state = None
             step(acc, model, optimizer, schedule, batch, progress, args.log)
             if args.save_every and progress.step % args.save_every == 0:
-                beside = args.asynchronous == "yes" or (args.asynchronous == "mixed" and progress.step % 2 == 0)
-                acc.save_state(asynchronous=beside)
+                acc.save_state(asynchronous=BESIDE[args.asynchronous](progress.step))
             if progress.step == args.steps:
                 break
         source = loader
 
 
-def resume(acc: Accelerator, folder: str, loader: Any, progress: Progress) -> tuple[Any, torch.Tensor | None]:
-    """Load the newest checkpoint, if there is one; what to iterate first, and the generator's state to set at the first batch."""
-    if any(Path(folder, "checkpoints").glob("checkpoint_*")):
-        acc.load_state()
+def resume(acc: Accelerator, loader: Any, progress: Progress) -> Any:
+    """What is left of the epoch, for loaders that do not know by themselves."""
     if hasattr(loader, "load_state_dict"):
-        return loader, None
+        return loader
     epoch, used = divmod(progress.samples, SAMPLES)
     loader.set_epoch(epoch)
-    return acc.skip_first_batches(loader, used // loader.total_batch_size), torch.get_rng_state() if used else None
+    return quietly(acc.skip_first_batches(loader, used // loader.total_batch_size)) if used else loader
+
+
+def quietly(source: Any) -> Any:
+    """Batches of a loader, whose beginning draws no number that the rest of the epoch would have had."""
+    state = torch.get_rng_state()
+    batches = iter(source)
+    first = next(batches)
+    torch.set_rng_state(state)
+    yield first
+    yield from batches
 
 
 def step(acc: Accelerator, model: Any, optimizer: Any, schedule: Any, batch: Any, progress: Progress, log: str) -> None:

@@ -30,26 +30,25 @@ class Load:
 
 
 def prepare(subjects: Subjects, found: Opened, load_kwargs: Mapping[str, Any], *, strict: bool) -> Load:
-    """Read and check everything; nothing is changed yet. Raises CheckpointError for whatever does not fit."""
+    """Read and check everything; nothing is changed yet. Raises CheckpointError for whatever does not fit.
+
+    What checks by itself when it is applied (a script's object, a loader) comes first, and the weights after it.
+    """
     load = Load()
     chosen = _choose(subjects, found, load)
-    load.applies += [_prepare_object(found, names.custom(i), one, load_kwargs) for i, one in enumerate(subjects.custom)]
+    objects = [(names.custom(index), one) for index, one in enumerate(subjects.custom)]
+    if chosen["loaders"]:
+        loaders = [(names.loader(index), one) for index, one in enumerate(subjects.loaders)]
+        objects += [(name, one) for name, one in loaders if has_state(one) and found.has(name)]
+    if chosen["schedulers"]:
+        objects += [(names.scheduler(index), one) for index, one in enumerate(subjects.schedulers)]
+    if chosen["scalers"]:
+        objects.append((names.SCALER, subjects.scaler))
+    load.applies += [_prepare_object(found, name, one, load_kwargs) for name, one in objects]
     if chosen["models"]:
         load.applies += [_prepare_model(subjects, found, i, strict, load_kwargs) for i in range(len(subjects.models))]
     if chosen["optimizers"]:
         load.applies += [_prepare_optimizer(subjects, found, i, load_kwargs) for i in range(len(subjects.optimizers))]
-    if chosen["schedulers"]:
-        load.applies += [
-            _prepare_object(found, names.scheduler(i), one, load_kwargs) for i, one in enumerate(subjects.schedulers)
-        ]
-    if chosen["loaders"]:
-        load.applies += [
-            _prepare_object(found, names.loader(i), one, load_kwargs)
-            for i, one in enumerate(subjects.loaders)
-            if has_state(one) and found.has(names.loader(i))
-        ]
-    if chosen["scalers"]:
-        load.applies.append(_prepare_object(found, names.SCALER, subjects.scaler, load_kwargs))
     _prepare_rank(subjects, found, load)
     return load
 

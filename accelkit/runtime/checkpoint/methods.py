@@ -123,6 +123,7 @@ class CheckpointMethods(ProcessActions):
 
         def capture() -> Job:
             subjects, config = self._subjects(), self.project_configuration
+            self._warn_of_gradients()
             weights = [self._strategy.model_state(model) for model in subjects.models]
             optimizers = [self._strategy.optimizer_state(optimizer) for optimizer in subjects.optimizers]
             for hook in list(self._save_hooks.values()):
@@ -149,6 +150,16 @@ class CheckpointMethods(ProcessActions):
             save.abandon()
             raise
         return made[0]
+
+    def _warn_of_gradients(self) -> None:
+        state = self._accumulation.state
+        done = self._accumulation.step % state.num_steps
+        if done and self.is_main_process:
+            warnings.warn(
+                f"save_state after {done} of {state.num_steps} micro-batches of a window: their gradients are not part of the "
+                "checkpoint; save when accelerator.sync_gradients is true",
+                stacklevel=2,
+            )
 
     def _subjects(self) -> parts.Subjects:
         return parts.Subjects(

@@ -22,6 +22,10 @@ class TrackingMethods(ProcessActions):
     def logging_dir(self) -> str | None:
         """Where trackers write."""
 
+    @abstractmethod
+    def wait_for_checkpoint(self) -> None:
+        """Return when no checkpoint is being written any more."""
+
     def _keep_trackers(self, log_with: Any) -> None:
         """Decide which trackers there are; `init_trackers` starts them."""
         self._tracking = ActiveTrackers(registry.filter_trackers(log_with, self.logging_dir), self.logging_dir)
@@ -82,8 +86,14 @@ class TrackingMethods(ProcessActions):
         return found.tracker if unwrap else found
 
     def end_training(self) -> None:
-        """End all trackers, then take down the process group (if this library made it). For the end of a script; again is harmless."""
+        """End all trackers, wait for the last checkpoint, then take down the process group (if this library made it).
+
+        For the end of a script; again is harmless. Raises what went wrong with a checkpoint that was being written.
+        """
         try:
             self._tracking.finish()
         finally:
-            self.state.destroy_process_group()
+            try:
+                self.wait_for_checkpoint()
+            finally:
+                self.state.destroy_process_group()
