@@ -1,6 +1,5 @@
 """What `Accelerator` does in the training loop, as methods."""
 
-import gc
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +11,7 @@ from torch import nn
 from accelkit.runtime.accumulate import Accumulation
 from accelkit.runtime.data.loader import skip_first_batches
 from accelkit.runtime.gradients import GradientState
+from accelkit.runtime.memory import release_memory
 from accelkit.runtime.models import Prepared
 from accelkit.runtime.precision import Precision
 from accelkit.runtime.processes import ProcessActions
@@ -134,10 +134,7 @@ class TrainingMethods(ProcessActions):
         for prepared in (self._models, self._optimizers, self._dataloaders, self._schedulers):
             prepared.clear()
         self._accumulation.step = 0
-        gc.collect()
-        if torch.accelerator.is_available():
-            torch.accelerator.memory.empty_cache()
-        return [None] * len(objects)
+        return release_memory(*objects)
 
     def clear(self, *objects: Any) -> list[Any]:
         """The same as :meth:`free_memory`."""
