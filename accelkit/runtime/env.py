@@ -100,6 +100,11 @@ def output_dir() -> Path:
     return Path(os.environ.get(names.ENV_OUTPUT_DIR) or "outputs")
 
 
+def master_addr() -> str | None:
+    """An address of the machine of rank 0; None where the launch says none."""
+    return os.environ.get("MASTER_ADDR") or None
+
+
 def threads_are_set() -> bool:
     """Whether somebody decided the number of threads before the process started."""
     return bool(os.environ.get("OMP_NUM_THREADS"))

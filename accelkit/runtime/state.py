@@ -12,6 +12,7 @@ from accelkit.runtime import devices, env
 from accelkit.runtime.collectives.local import LocalCollectives
 from accelkit.runtime.collectives.nested import NestedCollectives
 from accelkit.runtime.collectives.torch_dist import TorchCollectives
+from accelkit.runtime.collectives.watch import PATIENCE, Watch
 from accelkit.runtime.errors import SettingError
 from accelkit.runtime.processes import ProcessActions
 from accelkit.runtime.settings import DistributedType
@@ -76,12 +77,26 @@ class PartialState(ProcessActions):
 
     def start_group(self) -> None:
         """Make the process group, unless there is one. A process alone needs one only for what insists on a group."""
-        if not dist.is_initialized():
+        is_there = dist.is_initialized()
+        if not is_there:
             self._init_group(**self._init_kwargs)
             self._owns_group = True
             atexit.register(_destroy_on_the_way_out)
-        carrier = TorchCollectives() if self.world.size > 1 else LocalCollectives()
-        self.operations = NestedCollectives(carrier, _control_device(self._device))
+        if self.world.size > 1 and not (is_there and self.operations.carrier.size > 1):
+            limit = self._init_kwargs.get("timeout") or _LIMIT
+            self.operations = NestedCollectives(
+                TorchCollectives(), _control_device(self._device), self._watch(limit), limit.total_seconds()
+            )
+
+    def _watch(self, limit: timedelta) -> Watch:
+        """Who says which ranks are missing when this one waits."""
+        patience = min(PATIENCE, limit.total_seconds() / 3)
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  (of a group that the script made, too)
+        return Watch(self.world.rank, self.world.size, store, reach=env.master_addr(), patience=patience)
+
+    def _stop_watch(self) -> None:
+        if self.operations.watch is not None:
+            self.operations.watch.stop()
 
     def _init_group(
         self, backend: str | None = None, init_method: str | None = None, timeout: timedelta | None = None
@@ -102,6 +117,7 @@ class PartialState(ProcessActions):
         if group is not None:
             dist.destroy_process_group(group)
         elif self._owns_group:
+            self._stop_watch()
             dist.destroy_process_group()
             self._owns_group = False
 
@@ -286,6 +302,8 @@ def is_initialized() -> bool:
     return AcceleratorState.current() is not None
 
 
+_LIMIT: Final = timedelta(minutes=30)
+"""How long ranks wait for each other where nothing is said: gloo's own."""
 _PLACE: Final = ("num_processes", "process_index", "local_process_index", "device")
 
 

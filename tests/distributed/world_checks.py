@@ -19,13 +19,16 @@ from accelkit.runtime.errors import SettingError, UnsupportedError
 from tests.distributed.collective_checks import (  # noqa: F401  (main finds the checks among this module's names)
     check_broadcast,
     check_gather_every_dtype_and_shape,
+    check_gather_of_every_size,
     check_gather_refuses_what_differs,
     check_gather_structures,
     check_objects,
-    check_one_collective_per_gather,
+    check_one_exchange_per_operation,
     check_pad,
     check_reduce,
+    check_results_do_not_change_later,
     check_state,
+    check_the_other_operations_between_machines,
     expect,
 )
 

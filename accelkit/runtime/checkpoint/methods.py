@@ -199,6 +199,7 @@ class CheckpointMethods(ProcessActions):
         main = self.is_main_process
         source = settle(exchange, "load_state", lambda: _choose_source(config, input_dir) if main else None)[0]
         assert source is not None
+        source = source.expanduser().absolute()
         found = self._open(source, verify)
         subjects = self._subjects()
 
@@ -293,13 +294,13 @@ class CheckpointMethods(ProcessActions):
 
 def _choose_target(config: ProjectConfiguration, output_dir: Any) -> Path:
     if config.automatic_checkpoint_naming:
-        return project.next_target(config).absolute()
+        return _whole(project.next_target(config), config)
     if output_dir is None:
         raise SettingError(
             "save_state needs an output_dir",
             hint="or ProjectConfiguration(project_dir=..., automatic_checkpoint_naming=True), which names checkpoints itself",
         )
-    target = Path(output_dir).expanduser().absolute()
+    target = _whole(Path(output_dir), config)
     if target.exists() and not target.is_dir():
         raise SettingError(f"save_state: {target} is a file", hint="name a folder")
     return target
@@ -307,13 +308,18 @@ def _choose_target(config: ProjectConfiguration, output_dir: Any) -> Path:
 
 def _choose_source(config: ProjectConfiguration, input_dir: Any) -> Path:
     if input_dir is not None:
-        return Path(input_dir).expanduser().absolute()
+        return _whole(Path(input_dir), config)
     if not config.automatic_checkpoint_naming:
         raise SettingError(
             "load_state needs an input_dir",
             hint="or ProjectConfiguration(project_dir=..., automatic_checkpoint_naming=True), which knows the last one",
         )
-    return project.newest(config).absolute()
+    return _whole(project.newest(config), config)
+
+
+def _whole(path: Path, config: ProjectConfiguration) -> Path:
+    """Rank 0's path for all ranks; where each node has files of its own, each node's path is its own, too."""
+    return path if config.save_on_each_node else path.expanduser().absolute()
 
 
 def _pruning(config: ProjectConfiguration) -> Callable[[], None]:

@@ -93,6 +93,7 @@ def begin(exchange: Exchange, place: Place, choose: Callable[[], Path]) -> Save:
     proposed = settle(exchange, "save_state", propose)
     target, token = proposed[0][0], proposed[0][1]
     assert target is not None
+    target = target.expanduser().absolute()
     staging: list[Staging] = []
 
     def make_folder() -> Path | None:

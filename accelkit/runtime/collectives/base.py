@@ -19,6 +19,10 @@ class Collectives(ABC):
         """`(size, *buffer.shape)`: the contiguous `buffer` of every rank, which all have one shape and type."""
 
     @abstractmethod
+    def all_gather_into(self, gathered: torch.Tensor, buffer: torch.Tensor) -> None:
+        """The same, into a flat tensor of `size * buffer.numel()` elements that is there already."""
+
+    @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, reduction: Reduction) -> None:
         """Replace `tensor` by the reduction over all ranks."""
 
@@ -29,7 +33,3 @@ class Collectives(ABC):
     @abstractmethod
     def exchange(self, value: Any) -> list[Any]:
         """Any picklable value of every rank, in the order of ranks."""
-
-    @abstractmethod
-    def broadcast_object(self, value: Any, source: int) -> Any:
-        """Any picklable value of rank `source`."""
