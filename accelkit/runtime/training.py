@@ -12,7 +12,7 @@ from accelkit.runtime.accumulate import Accumulation
 from accelkit.runtime.data.loader import skip_first_batches
 from accelkit.runtime.gradients import GradientState
 from accelkit.runtime.memory import release_memory
-from accelkit.runtime.models import Prepared
+from accelkit.runtime.models import Prepared, engine
 from accelkit.runtime.precision import Precision
 from accelkit.runtime.processes import ProcessActions
 from accelkit.runtime.settings import AutocastKwargs
@@ -55,18 +55,18 @@ class TrainingMethods(ProcessActions):
         """
         if self._accumulation.advance() or self.gradient_state.sync_each_batch:
             return NOTHING
-        return self._strategy.no_sync(models)
+        return self._strategy.no_sync(map(engine, models))
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A block in which backward leaves gradients unsynchronised; nothing where nothing would be synchronised."""
-        return self._strategy.no_sync((model,))
+        return self._strategy.no_sync((engine(model),))
 
     def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A block whose next backward synchronises gradients of `model`, whose forward ran in a :meth:`no_sync` block.
 
         For several forwards followed by several backwards. Nothing where nothing would be synchronised.
         """
-        return self._strategy.sync_in_backward(model)
+        return self._strategy.sync_in_backward(engine(model))
 
     @contextmanager
     def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None = None) -> Iterator[None]:
@@ -84,7 +84,7 @@ class TrainingMethods(ProcessActions):
         try:
             for batches in ranked:
                 batches.set_even(batches.plan.even if even_batches is None else even_batches)
-            with self._strategy.join(joinables, enable=not even_batches):
+            with self._strategy.join([engine(model) for model in joinables], enable=not even_batches):
                 yield
         finally:
             for batches, even in zip(ranked, before, strict=True):
