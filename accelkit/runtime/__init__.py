@@ -32,8 +32,10 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from accelkit.runtime.gradients import GradientState
+    from accelkit.runtime.memory import find_executable_batch_size
     from accelkit.runtime.operations import synchronize_rng_states
     from accelkit.runtime.optimizer import AcceleratedOptimizer
+    from accelkit.runtime.rank_logging import get_logger
     from accelkit.runtime.rng import set_seed
     from accelkit.runtime.scheduler import AcceleratedScheduler
     from accelkit.runtime.settings import (
@@ -69,6 +71,8 @@ _HOMES = {
     "set_seed": "rng",
     "synchronize_rng_states": "operations",
     "is_rich_available": "available",
+    "find_executable_batch_size": "memory",
+    "get_logger": "rank_logging",
     "DDPCommunicationHookType": "enumerations",
     "init_empty_weights": "bigmodel.empty",
     "init_on_device": "bigmodel.empty",
@@ -119,6 +123,8 @@ __all__ = [
     "set_seed",
     "synchronize_rng_states",
     "is_rich_available",
+    "find_executable_batch_size",
+    "get_logger",
     "skip_first_batches",
     # big models
     "init_empty_weights",

@@ -25,15 +25,16 @@ from accelkit.runtime.settings import (
     Handlers,
     InitProcessGroupKwargs,
     KwargsHandler,
+    TorchDynamoPlugin,
 )
 from accelkit.runtime.state import AcceleratorState, PartialState
-from accelkit.runtime.tracking.methods import TrackingMethods
+from accelkit.runtime.tool_methods import ToolMethods
 from accelkit.runtime.training import TrainingMethods
 
 _TORCH_SCHEDULER: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
-class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, CheckpointMethods, TrackingMethods):
+class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, CheckpointMethods, ToolMethods):
     """Runs one training script on one process or many, on whatever device each of them has.
 
     Settings that are not given come from the launch (`kit run`, or KIT_* variables), and then from the defaults; a setting
@@ -55,6 +56,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         step_scheduler_with_optimizer: a prepared scheduler follows its optimizer; False: it moves at every call.
         step_scheduler_once: a prepared scheduler moves once per optimizer step, not once per rank: for schedules whose length was
             taken from the prepared loader.
+        dynamo_backend: compile prepared models with this backend of torch.compile; `dynamo_plugin` says more.
 
     Raises SettingError for settings that are wrong or contradict each other or an earlier Accelerator, UnsupportedError for
     what the device or the number of ranks does not allow.
@@ -78,31 +80,36 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         step_scheduler_with_optimizer: bool = True,
         step_scheduler_once: bool = False,
         kwargs_handlers: list[KwargsHandler] | None = None,
+        dynamo_backend: Any = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
     ) -> None:
         self.device_placement, handlers = device_placement, Handlers(kwargs_handlers)
         plugin = _one_plugin(gradient_accumulation_plugin, gradient_accumulation_steps)
         self._partial = PartialState(cpu=cpu, **handlers.get(InitProcessGroupKwargs).to_kwargs())
         earlier = AcceleratorState.current()
-        chosen = choices.choose(
-            self._partial.defaults,
-            strategy=strategy or (earlier.strategy_name if earlier else None),
-            precision=mixed_precision or (earlier.mixed_precision if earlier else None),
-            grad_accum_steps=plugin.num_steps,
-            seed=seed,
-            deterministic=deterministic,
-            warn=self._partial.is_main_process and earlier is None,
-        )
+        asked = {"strategy": strategy, "precision": mixed_precision, "seed": seed, "deterministic": deterministic}
+        chosen = self._choose(asked, plugin.num_steps, earlier)
         self._settle(chosen, handlers, cpu)
-        said = gradient_accumulation_plugin is not None or gradient_accumulation_steps is not None
+        said = gradient_accumulation_plugin or gradient_accumulation_steps
         self._keep_books(replace(plugin, num_steps=chosen.grad_accum_steps) if said or earlier is None else None)
         self._keep_checkpoints(project_dir, project_config)
-        self._keep_trackers(log_with)
+        self._keep_tools(log_with, dynamo_backend, dynamo_plugin)
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
-        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        self.step_scheduler_once = step_scheduler_once
+        self.step_scheduler_with_optimizer, self.step_scheduler_once = (
+            step_scheduler_with_optimizer,
+            step_scheduler_once,
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Accelerator":
         return self
+
+    def _choose(self, asked: dict[str, Any], steps: int | None, earlier: AcceleratorState | None) -> choices.Choices:
+        """Merge what the script asks for, what an earlier Accelerator decided, and what the launch says."""
+        if earlier is not None:
+            asked["strategy"] = asked["strategy"] or earlier.strategy_name
+            asked["precision"] = asked["precision"] or earlier.mixed_precision
+        warn = self._partial.is_main_process and earlier is None
+        return choices.choose(self._partial.defaults, **asked, grad_accum_steps=steps, warn=warn)
 
     def _keep_books(self, plugin: GradientAccumulationPlugin | None) -> None:
         """Make what counts and remembers: accumulation, prepared objects. `plugin`: None leaves the shared state as it is."""
@@ -161,7 +168,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> Any:
-        """The model on the device, in this precision, wrapped for this strategy (not with `evaluation_mode`)."""
+        """The model on the device, in this precision, wrapped for this strategy (not with `evaluation_mode`), compiled if that is on."""
         found = self._models.find(model)
         if found is not None:
             return found
@@ -170,7 +177,8 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         if place and self._strategy.capabilities.moves_models:
             inner.to(self.device)
         self._precision.attach(inner)
-        wrapped = model if evaluation_mode else self._strategy.wrap(model)
+        compiled = self._compilation.inside(model)
+        wrapped = self._compilation.outside(compiled if evaluation_mode else self._strategy.wrap(compiled))
         self._models.add(model, wrapped)
         return wrapped
 
@@ -236,7 +244,9 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
 
     def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Exactly the object that was given to prepare; see `models.unwrap` for the options."""
-        return models.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
+        return models.unwrap(
+            self._models.given(model), keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
+        )
 
 
 def _one_plugin(plugin: GradientAccumulationPlugin | None, steps: int | None) -> GradientAccumulationPlugin:

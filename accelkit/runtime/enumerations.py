@@ -53,6 +53,27 @@ class DDPCommunicationHookType(ListedEnum):
     BATCHED_POWER_SGD = "batched_power_sgd"
 
 
+class DynamoBackend(ListedEnum):
+    """Backends of torch.compile that scripts name; torch's own name is the same in lower case."""
+
+    NO = "NO"
+    EAGER = "EAGER"
+    AOT_EAGER = "AOT_EAGER"
+    INDUCTOR = "INDUCTOR"
+    AOT_TS_NVFUSER = "AOT_TS_NVFUSER"
+    NVPRIMS_NVFUSER = "NVPRIMS_NVFUSER"
+    CUDAGRAPHS = "CUDAGRAPHS"
+    OFI = "OFI"
+    FX2TRT = "FX2TRT"
+    ONNXRT = "ONNXRT"
+    TENSORRT = "TENSORRT"
+    AOT_TORCHXLA_TRACE_ONCE = "AOT_TORCHXLA_TRACE_ONCE"
+    TORCHXLA_TRACE_ONCE = "TORCHXLA_TRACE_ONCE"
+    TVM = "TVM"
+    HPU_BACKEND = "HPU_BACKEND"
+    NEURON = "NEURON"
+
+
 class FP8BackendType(ListedEnum):
     """Libraries that compute in 8 bits. Only torchao is used here."""
 

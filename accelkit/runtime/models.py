@@ -36,6 +36,10 @@ class Prepared:
                 return prepared
         return None
 
+    def given(self, prepared: Any) -> Any:
+        """What prepare made `prepared` of; `prepared` itself when it did not."""
+        return next((original for original, made in self._pairs if made is prepared), prepared)
+
     def add(self, original: Any, prepared: Any) -> None:
         """Remember what prepare made."""
         self._pairs.append((original, prepared))
@@ -45,16 +49,19 @@ class Prepared:
         self._pairs.clear()
 
 
+def engine(model: nn.Module) -> nn.Module:
+    """What a strategy has made: a model without the `torch.compile` around it, if that is what is compiled."""
+    compiled = model.__dict__["_modules"].get("_orig_mod")
+    return compiled if isinstance(compiled, DistributedDataParallel) else model
+
+
 def unwrap(model: nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
     """The model that was given to prepare: exactly that object.
 
     `keep_fp32_wrapper=False` also takes off the hooks by which its forward runs in mixed precision; `keep_torch_compile=False`
     also returns what was compiled. Compiling a prepared model wraps the wrapper, which is taken off in any case.
     """
-    inner: Any = model
-    compiled = getattr(model, "_orig_mod", None)
-    if isinstance(compiled, DistributedDataParallel):
-        inner = compiled
+    inner: Any = engine(model)
     while isinstance(inner, (DistributedDataParallel, nn.DataParallel)):
         inner = inner.module
     if not keep_torch_compile:

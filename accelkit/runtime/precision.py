@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.utils.hooks import RemovableHandle
 
 from accelkit.runtime import float8, structure
@@ -102,15 +103,23 @@ class AutocastHook:
         )
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        """Before forward."""
+        """Before forward. torch.compile traces the functions of a block, not its methods."""
         block = self.context()
-        block.__enter__()  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling():
+            given = self.device_type, self.dtype, self.settings.enabled, self.settings.cache_enabled
+            block = _enter_autocast(*given)  # type: ignore[no-untyped-call]
+        else:
+            block.__enter__()  # type: ignore[no-untyped-call]
         self._open.append(block)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         """After forward, also when it raised (`output` is None then)."""
         if self._open:
-            self._open.pop().__exit__(None, None, None)
+            block = self._open.pop()
+            if torch.compiler.is_compiling():
+                _exit_autocast(block)  # type: ignore[no-untyped-call]
+            else:
+                block.__exit__(None, None, None)
         return structure.to_float32(output)
 
 

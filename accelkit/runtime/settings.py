@@ -7,7 +7,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, TypeVar
 
-from accelkit.runtime.enumerations import DDPCommunicationHookType
+from accelkit.runtime.enumerations import DDPCommunicationHookType, DynamoBackend
 from accelkit.runtime.errors import SettingError
 
 
@@ -160,12 +160,105 @@ class DataLoaderConfiguration:
                 )
 
 
+ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
+"""What torch's profiler may record, in the words of `ProfileKwargs`."""
+
+
+@dataclass
+class ProfileKwargs(KwargsHandler):
+    """How `Accelerator.profile` records; arguments of `torch.profiler.profile` where nothing else is said."""
+
+    activities: list[str] | None = None
+    """Any of cpu, cuda, xpu, mtia, hpu; None: what torch can record here."""
+    schedule_option: dict[str, int] | None = None
+    """Arguments of `torch.profiler.schedule` (wait, warmup, active, repeat, skip_first); None: record everything."""
+    on_trace_ready: Callable[..., Any] | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | None = None
+    """Folder for a Chrome trace per rank, `profile_RANK.json`; None: none is written."""
+
+    def build(self) -> Any:
+        """The profiler. Raises SettingError for an activity or an option of the schedule that there is not."""
+        from torch import profiler
+
+        rest = super().to_kwargs()
+        for name in ("activities", "schedule_option", "output_trace_dir"):
+            rest.pop(name, None)
+        if self.activities is not None:
+            rest["activities"] = [_activity(name) for name in self.activities]
+        if self.schedule_option is not None:
+            try:
+                rest["schedule"] = profiler.schedule(**self.schedule_option)
+            except TypeError as error:
+                raise SettingError(
+                    f"ProfileKwargs: schedule_option={self.schedule_option}: {error}",
+                    hint="options are wait, warmup, active (all three are needed), repeat, skip_first",
+                ) from error
+        return profiler.profile(**rest)
+
+
+def _activity(name: str) -> Any:
+    """Torch's name for something that its profiler records."""
+    from torch.profiler import ProfilerActivity
+
+    found = ProfilerActivity.__members__.get(str(name).upper())
+    if name not in ACTIVITIES or found is None:
+        raise SettingError(
+            f"ProfileKwargs: activity {name!r} is not known", hint=f"activities are {', '.join(ACTIVITIES)}"
+        )
+    return found
+
+
+@dataclass
+class TorchDynamoPlugin(KwargsHandler):
+    """How prepared models are compiled; arguments of `torch.compile` where nothing else is said."""
+
+    backend: Any = None
+    """A `DynamoBackend`, a name that torch knows (in any case), or a function; None and "no": models are not compiled."""
+    mode: str | None = None
+    """None: torch's default mode."""
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    options: dict[str, Any] | None = None
+    disable: bool = False
+    use_regional_compilation: bool = False
+    """Compile repeated blocks once, and the rest region by region."""
+
+    def __post_init__(self) -> None:
+        """Bring the backend's name into torch's form; refuse settings that torch cannot combine."""
+        if self.mode is not None and self.options is not None:
+            raise SettingError("TorchDynamoPlugin: mode and options are both given", hint="torch takes one of them")
+        if isinstance(self.backend, str):
+            name = str(getattr(self.backend, "value", self.backend))
+            self.backend = DynamoBackend(name.upper()) if name.upper() in DynamoBackend else name
+        elif self.backend is None:
+            self.backend = DynamoBackend.NO
+
+    @property
+    def is_on(self) -> bool:
+        """Whether models are compiled."""
+        return self.backend is not DynamoBackend.NO
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """The arguments of `torch.compile` that were given."""
+        given = super().to_kwargs()
+        given.pop("use_regional_compilation", None)
+        if isinstance(self.backend, DynamoBackend):
+            given["backend"] = self.backend.value.lower()
+        return given
+
+
 HANDLERS: tuple[type[KwargsHandler], ...] = (
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
     AutocastKwargs,
     GradScalerKwargs,
     AORecipeKwargs,
+    ProfileKwargs,
 )
 
 H = TypeVar("H", bound=KwargsHandler)

@@ -1,6 +1,5 @@
 """What `Accelerator` does in the training loop, as methods."""
 
-import gc
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +11,8 @@ from torch import nn
 from accelkit.runtime.accumulate import Accumulation, MicroBatch
 from accelkit.runtime.data.loader import skip_first_batches
 from accelkit.runtime.gradients import GradientState
-from accelkit.runtime.models import Prepared
+from accelkit.runtime.memory import release_memory
+from accelkit.runtime.models import Prepared, engine
 from accelkit.runtime.precision import Precision
 from accelkit.runtime.processes import ProcessActions
 from accelkit.runtime.settings import AutocastKwargs
@@ -54,18 +54,18 @@ class TrainingMethods(ProcessActions):
         One block counts one micro-batch, however many models it names; so does a block inside another one, as for the two models of a GAN.
         The last batch of a loader completes a window; of loaders iterated side by side, the last batch of the shortest.
         """
-        return MicroBatch(self._accumulation, models)
+        return MicroBatch(self._accumulation, [engine(model) for model in models])
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A block in which backward leaves gradients unsynchronised; nothing where nothing would be synchronised."""
-        return self._strategy.no_sync((model,))
+        return self._strategy.no_sync((engine(model),))
 
     def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A block whose next backward synchronises gradients of `model`, whose forward ran in a :meth:`no_sync` block.
 
         For several forwards followed by several backwards. Nothing where nothing would be synchronised.
         """
-        return self._strategy.sync_in_backward(model)
+        return self._strategy.sync_in_backward(engine(model))
 
     @contextmanager
     def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None = None) -> Iterator[None]:
@@ -83,7 +83,7 @@ class TrainingMethods(ProcessActions):
         try:
             for batches in ranked:
                 batches.set_even(batches.plan.even if even_batches is None else even_batches)
-            with self._strategy.join(joinables, enable=not even_batches):
+            with self._strategy.join([engine(model) for model in joinables], enable=not even_batches):
                 yield
         finally:
             for batches, even in zip(ranked, before, strict=True):
@@ -133,10 +133,7 @@ class TrainingMethods(ProcessActions):
         for prepared in (self._models, self._optimizers, self._dataloaders, self._schedulers):
             prepared.clear()
         self._accumulation.step = 0
-        gc.collect()
-        if torch.accelerator.is_available():
-            torch.accelerator.memory.empty_cache()
-        return [None] * len(objects)
+        return release_memory(*objects)
 
     def clear(self, *objects: Any) -> list[Any]:
         """The same as :meth:`free_memory`."""

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from accelkit.runtime.errors import *  # noqa: F403
     from accelkit.runtime.everyday import *  # noqa: F403
     from accelkit.runtime.float8 import *  # noqa: F403
+    from accelkit.runtime.memory import *  # noqa: F403
     from accelkit.runtime.models import *  # noqa: F403
     from accelkit.runtime.operations import *  # noqa: F403
     from accelkit.runtime.ports import *  # noqa: F403
     from accelkit.runtime.precision import *  # noqa: F403
+    from accelkit.runtime.progress import *  # noqa: F403
+    from accelkit.runtime.rank_logging import *  # noqa: F403
     from accelkit.runtime.rng import *  # noqa: F403
     from accelkit.runtime.settings import *  # noqa: F403
     from accelkit.runtime.tensors import *  # noqa: F403
@@ -243,6 +246,14 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "recursive_getattr",
         "str_to_bool",
     ),
+    "memory": (
+        "clear_device_cache",
+        "find_executable_batch_size",
+        "release_memory",
+        "should_reduce_batch_size",
+    ),
+    "progress": ("tqdm",),
+    "rank_logging": ("get_logger",),
     "tracking": (
         "GeneralTracker",
         "LoggerType",

@@ -55,6 +55,7 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "mlflow": {"accelkit/runtime/tracking/mlflow.py": "the tracker that is about it"},
     "swanlab": {"accelkit/runtime/tracking/swanlab.py": "the tracker that is about it"},
     "tensorboardX": {"accelkit/runtime/tracking/tensorboard.py": "the tracker that is about it"},
+    "tqdm": {"accelkit/runtime/progress.py": "the progress bar"},
     "trackio": {"accelkit/runtime/tracking/trackio.py": "the tracker that is about it"},
     "wandb": {"accelkit/runtime/tracking/wandb.py": "the tracker that is about it"},
     "torchao": {"accelkit/runtime/float8.py": "the precision that is about it"},

@@ -6,7 +6,6 @@ python -m tests.runtime.tracking.library_script NAME     (in an empty folder, wh
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -19,6 +18,7 @@ from accelkit import Accelerator
 
 CONFIG = {"rate": 0.1, "model": {"sizes": [1, 2], "dtype": torch.float16}}
 IMAGE = np.zeros((8, 8, 3), dtype=np.uint8)
+BEFORE_THE_END = ("aim", "wandb")
 INIT: dict[str, dict[str, Any]] = {
     "comet_ml": {"online": False},
     "dvclive": {"save_dvc_exp": False},
@@ -75,17 +75,14 @@ def comet_ml(run: Any) -> None:
 
 
 def aim(run: Any) -> None:
-    """Parameters and the values of a metric, through the run opened anew, in another process."""
-    code = f"""
-from aim import Repo
-run = Repo.from_path('logs').get_run('{run.hash}')
-values = {{metric.name: list(metric.values.values_list()) for metric in run.metrics()}}
-assert run['hparams', 'rate'] == 0.1
-assert run.name == 'project'
-assert values['loss'] == [1.0, 0.5, 0.25], values
-assert values['group/a'] == [1.0], values
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
+    """Before the end: parameters and the last values of a metric, as the run itself shows them."""
+    from aim.storage.context import Context
+
+    assert run["hparams", "rate"] == 0.1
+    assert run["hparams", "model", "dtype"] == "torch.float16"
+    assert run.name == "project"
+    assert run.get_metric("loss", Context({})).values.last_value() == 0.25
+    assert run.get_metric("group/a", Context({})).values.last_value() == 1.0
 
 
 def clearml(run: Any) -> None:
@@ -164,10 +161,10 @@ def main(name: str) -> None:
     run = acc.get_tracker(name, unwrap=True)
     show_more(name, tracker)
     look = globals()[name]
-    if name == "wandb":
+    if name in BEFORE_THE_END:
         look(run)
     acc.end_training()
-    if name != "wandb":
+    if name not in BEFORE_THE_END:
         look(run)
     print("kept")
 
