@@ -14,12 +14,15 @@ if TYPE_CHECKING:
         load_checkpoint_and_dispatch,
     )
     from accelkit.runtime.bigmodel.empty import init_empty_weights, init_on_device
-    from accelkit.runtime.bigmodel.failures import CheckpointError, OffloadError
+    from accelkit.runtime.bigmodel.failures import CheckpointFileError, OffloadError
     from accelkit.runtime.bigmodel.loading import load_checkpoint_in_model
+    from accelkit.runtime.checkpoint.background import SaveHandle
+    from accelkit.runtime.checkpoint.project import ProjectConfiguration
     from accelkit.runtime.data.loader import skip_first_batches
     from accelkit.runtime.data.sampler import SeedableRandomSampler
     from accelkit.runtime.errors import (
         AccelkitError,
+        CheckpointError,
         DistributedOperationException,
         SettingError,
         UnsupportedError,
@@ -47,6 +50,8 @@ _HOMES = {
     "DistributedType": "settings",
     "DataLoaderConfiguration": "settings",
     "GradientAccumulationPlugin": "settings",
+    "ProjectConfiguration": "checkpoint.project",
+    "SaveHandle": "checkpoint.background",
     "AutocastKwargs": "settings",
     "DistributedDataParallelKwargs": "settings",
     "GradScalerKwargs": "settings",
@@ -65,9 +70,10 @@ _HOMES = {
     "cpu_offload_with_hook": "bigmodel.casting",
     "infer_auto_device_map": "bigmodel.device_map",
     "load_checkpoint_in_model": "bigmodel.loading",
-    "CheckpointError": "bigmodel.failures",
+    "CheckpointFileError": "bigmodel.failures",
     "OffloadError": "bigmodel.failures",
     "AccelkitError": "errors",
+    "CheckpointError": "errors",
     "DistributedOperationException": "errors",
     "SettingError": "errors",
     "UnsupportedError": "errors",
@@ -84,6 +90,7 @@ __all__ = [
     # settings
     "DataLoaderConfiguration",
     "GradientAccumulationPlugin",
+    "ProjectConfiguration",
     "AutocastKwargs",
     "DistributedDataParallelKwargs",
     "GradScalerKwargs",
@@ -92,6 +99,8 @@ __all__ = [
     "AcceleratedOptimizer",
     "AcceleratedScheduler",
     "SeedableRandomSampler",
+    # what an asynchronous save returns
+    "SaveHandle",
     # functions
     "set_seed",
     "skip_first_batches",
@@ -107,11 +116,12 @@ __all__ = [
     "load_checkpoint_in_model",
     # errors
     "AccelkitError",
+    "CheckpointError",
+    "CheckpointFileError",
+    "OffloadError",
     "DistributedOperationException",
     "SettingError",
     "UnsupportedError",
-    "CheckpointError",
-    "OffloadError",
 ]
 
 

@@ -9,6 +9,8 @@ from torch import nn
 
 from accelkit.runtime import choices, env, models, precision, results, rng, strategies
 from accelkit.runtime.accumulate import Accumulation
+from accelkit.runtime.checkpoint.methods import CheckpointMethods
+from accelkit.runtime.checkpoint.project import ProjectConfiguration
 from accelkit.runtime.communication import CommunicationMethods
 from accelkit.runtime.data.loader import PreparedLoader
 from accelkit.runtime.data.prepare import prepare_data_loader
@@ -30,7 +32,7 @@ from accelkit.runtime.training import TrainingMethods
 _TORCH_SCHEDULER: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
-class Accelerator(TrainingMethods, CommunicationMethods):
+class Accelerator(TrainingMethods, CommunicationMethods, CheckpointMethods):
     """Runs one training script on one process or many, on whatever device each of them has.
 
     Settings that are not given come from the launch (`kit run`, or KIT_* variables), and then from the defaults; a setting
@@ -46,7 +48,8 @@ class Accelerator(TrainingMethods, CommunicationMethods):
         strategy: "auto" (ddp for more than one rank, else single) or a name from the registry of strategies.
         seed: seed of all generators on all ranks, set once, now.
         deterministic: the same bits again on the same hardware; seed 0 where none is given.
-        dataloader_config, gradient_accumulation_plugin, kwargs_handlers: see these classes.
+        project_dir: where the project keeps checkpoints and logs; `project_config` says more, and wins.
+        dataloader_config, project_config, gradient_accumulation_plugin, kwargs_handlers: see these classes.
         step_scheduler_with_optimizer: a prepared scheduler follows its optimizer; False: it moves at every call.
         step_scheduler_once: a prepared scheduler moves once per optimizer step, not once per rank: for schedules whose length was
             taken from the prepared loader.
@@ -66,6 +69,8 @@ class Accelerator(TrainingMethods, CommunicationMethods):
         seed: int | None = None,
         deterministic: bool | None = None,
         dataloader_config: DataLoaderConfiguration | None = None,
+        project_dir: str | Path | None = None,
+        project_config: ProjectConfiguration | None = None,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
         step_scheduler_once: bool = False,
@@ -86,9 +91,9 @@ class Accelerator(TrainingMethods, CommunicationMethods):
             warn=self._partial.is_main_process and earlier is None,
         )
         self._settle(chosen, handlers, cpu)
-        plugin.num_steps = chosen.grad_accum_steps
         said = gradient_accumulation_plugin is not None or gradient_accumulation_steps is not None
-        self._keep_books(plugin if said or earlier is None else None)
+        self._keep_books(replace(plugin, num_steps=chosen.grad_accum_steps) if said or earlier is None else None)
+        self._keep_checkpoints(project_dir, project_config)
         self.device_placement = device_placement
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer

@@ -3,6 +3,7 @@
 AccelkitError
 |-- SettingError (also a ValueError)         a setting is wrong, or contradicts another
 |-- UnsupportedError (also a RuntimeError)   this device, strategy or input cannot do what was asked
+|-- CheckpointError (also a RuntimeError)    a checkpoint cannot be written, or cannot be loaded as it is
 +-- DistributedOperationException            the ranks do not agree on a collective operation
 """
 
@@ -21,6 +22,10 @@ class SettingError(AccelkitError, ValueError):
 
 class UnsupportedError(AccelkitError, RuntimeError):
     """What was asked for cannot be done here, and doing something else instead would change results."""
+
+
+class CheckpointError(AccelkitError, RuntimeError):
+    """A checkpoint that cannot be written, or that is damaged, incomplete, or of something else than what is prepared."""
 
 
 class DistributedOperationException(AccelkitError):

@@ -53,3 +53,18 @@ def unwrap(model: nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compi
         precision.detach(getattr(inner, "_orig_mod", inner))
         precision.detach(inner)
     return inner
+
+
+def extract_model_from_parallel(
+    model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
+) -> Any:
+    """The model inside what wraps it for several ranks; see :func:`unwrap`. `recursive`: also wherever such a wrapper lies inside it.
+
+    Inner wrappers are replaced in the model itself.
+    """
+    inner = unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
+    if recursive:
+        for parent in list(inner.modules()):
+            for name, child in list(parent.named_children()):
+                setattr(parent, name, unwrap(child, keep_torch_compile=keep_torch_compile))
+    return inner

@@ -1,9 +1,7 @@
-"""What a run leaves behind: metrics, a line each, and files."""
+"""What a run leaves behind: metrics, a line each."""
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,25 +47,3 @@ def _plain(name: str, value: Any) -> Any:
 
 def _is_writable(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
-
-
-def save(obj: Any, file: Any, *, safe_serialization: bool = False) -> None:
-    """Write an object with torch.save, or a dict of tensors with safetensors. A path is written whole or not at all."""
-    if not isinstance(file, (str, os.PathLike)):
-        torch.save(obj, file)
-        return
-    path = Path(file)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        if safe_serialization:
-            from safetensors.torch import save_file
-
-            save_file({name: tensor.contiguous() for name, tensor in obj.items()}, temporary)
-        else:
-            torch.save(obj, temporary)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -123,14 +123,6 @@ class TrainingMethods(ProcessActions):
         if self.is_main_process:
             self._metrics.write(values, step)
 
-    def save(self, obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
-        """Write an object to a path or file, on rank 0 (`save_on_each_node`: on the first rank of each node); a path whole or not at all.
-
-        `safe_serialization` writes a dict of tensors in the safetensors format.
-        """
-        if self.is_local_main_process if save_on_each_node else self.is_main_process:
-            results.save(obj, f, safe_serialization=safe_serialization)
-
     def free_memory(self, *objects: Any) -> list[Any]:
         """Let go of everything prepared, and of cached device memory; returns a None per object, to assign them to."""
         for prepared in (self._models, self._optimizers, self._dataloaders, self._schedulers):

@@ -44,7 +44,10 @@ if TYPE_CHECKING:
         has_offloaded_params,
         iterate_state_dict,
     )
+    from accelkit.runtime.checkpoint.project import ProjectConfiguration
+    from accelkit.runtime.checkpoint.single import load, save
     from accelkit.runtime.errors import DistributedOperationException
+    from accelkit.runtime.models import extract_model_from_parallel
     from accelkit.runtime.operations import (
         broadcast,
         broadcast_object_list,
@@ -127,6 +130,9 @@ _HOMES = {
         "has_offloaded_params",
         "iterate_state_dict",
     ),
+    "checkpoint.project": ("ProjectConfiguration",),
+    "checkpoint.single": ("load", "save"),
+    "models": ("extract_model_from_parallel",),
     "errors": ("DistributedOperationException",),
     "operations": (
         "broadcast",
@@ -171,6 +177,10 @@ __all__ = [
     "recursively_apply",
     "send_to_device",
     "slice_tensors",
+    # models and files
+    "extract_model_from_parallel",
+    "save",
+    "load",
     # seeds
     "set_seed",
     # settings
@@ -219,6 +229,7 @@ __all__ = [
     "get_state_dict_offloaded_model",
     "has_offloaded_params",
     "iterate_state_dict",
+    "ProjectConfiguration",
     # errors
     "DistributedOperationException",
 ]

@@ -89,6 +89,8 @@ STARTS_PROCESSES: dict[str, str] = {
 CATCHES_EVERYTHING: dict[str, str] = {
     "accelkit/host/launch/supervise.py": "an outer edge: what fails in a thread must reach the loop",
     "accelkit/runtime/rank_main.py": "an outer edge: whatever the script raises becomes the rank's result",
+    "accelkit/runtime/checkpoint/agreement.py": "what fails on a rank is told to the others before it is raised",
+    "accelkit/runtime/checkpoint/background.py": "what fails in the thread is raised by the next call that waits",
 }
 """Files with an `except Exception`. One that ends by raising again (clean-up) is fine anywhere."""
 

@@ -1,9 +1,9 @@
 """What can go wrong with the files of a model."""
 
-from accelkit.runtime.errors import AccelkitError
+from accelkit.runtime.errors import AccelkitError, CheckpointError
 
 
-class CheckpointError(AccelkitError, ValueError, RuntimeError):
+class CheckpointFileError(CheckpointError, ValueError):
     """A checkpoint is damaged, is not what its index says, or does not fit the model. The model was not touched."""
 
 

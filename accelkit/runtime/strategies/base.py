@@ -1,7 +1,7 @@
 """The seam between the facade and a way of training on several ranks: a strategy is asked to act, never what it is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from accelkit.runtime import models
 from accelkit.runtime.settings import DistributedType, Handlers
 from accelkit.runtime.state import PartialState
 
@@ -66,3 +67,21 @@ class Strategy(ABC):
     def clip_grad_value(self, parameters: Sequence[torch.Tensor], clip_value: float) -> None:
         """Limit each element of the gradients to [-clip_value, clip_value]."""
         nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """The model's whole state, by its own names; its tensors are those of the model where it has them whole. All ranks call it."""
+        state: dict[str, Any] = models.unwrap(model, keep_torch_compile=False).state_dict()
+        return state
+
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:
+        """Load what :meth:`model_state` gave. Tensors that are the model's own are filled already. All ranks call it."""
+        models.unwrap(model, keep_torch_compile=False).load_state_dict(state, strict=strict)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """The optimizer's whole state. All ranks call it."""
+        state: dict[str, Any] = optimizer.state_dict()
+        return state
+
+    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
+        """Load what :meth:`optimizer_state` gave. Tensors that are the optimizer's own are filled already. All ranks call it."""
+        optimizer.load_state_dict(state)
