@@ -2,8 +2,8 @@
 
     python bench/big_models.py [--peer accelerate] [--folder /tmp/kitbench] [--rounds 3] [--only WORD]
 
-Every measurement is a fresh process; those of one line alternate. A line gives both figures, their ratio and the goal. The
-checkpoint (4.1 GB) is made in FOLDER and stays there. Results are compared before they are timed: outputs are equal bit for bit.
+Every figure is taken in a fresh process, the two libraries in turns; warm forwards share one process. The checkpoint (4.1 GB) is
+made in FOLDER and stays there; the peer's offloaded copies (4 GB) are removed. Outputs are compared bit for bit before they are timed.
 """
 
 import argparse
@@ -17,19 +17,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from measure import environment, headline, interleave, paired, show, timed
+
 OURS = "accelkit"
 MIB = 1 << 20
+Figures = dict[str, float]
 
 
-# --- what is measured: one function for each, run in a process of its own --------------------------------------------------
+# --- what is measured: each runs in a process of its own ---------------------------------------------------------------------
 
 
-def construct(library: Any, folder: Path) -> dict[str, float]:
-    """Build the model without memory for the first time in a process."""
+def construct(library: Any, _: Path) -> Figures:
+    """Build the model without memory, for the first time in a process."""
     from make_checkpoint import Decoder
 
     with Meter() as meter, library.init_empty_weights():
@@ -37,7 +41,7 @@ def construct(library: Any, folder: Path) -> dict[str, float]:
     return meter.figures
 
 
-def construct_again(library: Any, folder: Path) -> dict[str, float]:
+def construct_again(library: Any, _: Path) -> Figures:
     """Build it for the second time."""
     from make_checkpoint import Decoder
 
@@ -48,7 +52,7 @@ def construct_again(library: Any, folder: Path) -> dict[str, float]:
     return meter.figures
 
 
-def device_map(library: Any, folder: Path) -> dict[str, float]:
+def device_map(library: Any, _: Path) -> Figures:
     """Decide where each of 1,000 layers goes, on two devices, the CPU and the disk."""
     from torch import nn
 
@@ -60,88 +64,87 @@ def device_map(library: Any, folder: Path) -> dict[str, float]:
     return meter.figures
 
 
-def load_to_cpu(library: Any, folder: Path) -> dict[str, float]:
+def load_to_cpu(library: Any, folder: Path) -> Figures:
     """Load the whole checkpoint to the CPU in its own dtype, the files warm."""
     import torch
 
     return _load(library, folder, {"": "cpu"}, dtype=torch.bfloat16)
 
 
-def load_without_dtype(library: Any, folder: Path) -> dict[str, float]:
+def load_without_dtype(library: Any, folder: Path) -> Figures:
     """The same without saying the dtype, which keeps bfloat16 here and becomes float32 there."""
     return _load(library, folder, {"": "cpu"})
 
 
-def load_half_on_disk(library: Any, folder: Path) -> dict[str, float]:
-    """Load with half of the layers on disk; bytes that were written count."""
+def load_half_on_disk(library: Any, folder: Path) -> Figures:
+    """Load with half of the layers on disk."""
     import torch
 
     return _load(library, folder, half_on_disk(), dtype=torch.bfloat16)
 
 
-def cold_start(library: Any, folder: Path) -> dict[str, float]:
+def cold_start(library: Any, folder: Path) -> Figures:
     """Load to the CPU and run 64 tokens, none of the files in memory."""
-    return _cold(library, folder, {"": "cpu"})
+    import torch
+
+    model, ids = empty_model(library), torch.randint(0, 32000, (1, 64))
+    forget(folder)
+    with Meter() as meter, torch.inference_mode():
+        dispatched(library, model, folder, {"": "cpu"}, dtype=torch.bfloat16)(ids)
+    return meter.figures
 
 
-def cold_half_on_disk(library: Any, folder: Path) -> dict[str, float]:
-    """Load with half of the layers on disk, then run 64 tokens with none of the files in memory."""
-    return _cold(library, folder, half_on_disk(), after_load=True)
+def cold_half_on_disk(library: Any, folder: Path) -> Figures:
+    """Run 64 tokens with half of the layers on disk, none of the files in memory."""
+    import torch
+
+    ids = torch.randint(0, 32000, (1, 64))
+    model = dispatched(library, empty_model(library), folder, half_on_disk(), dtype=torch.bfloat16)
+    forget(folder)
+    with Meter() as meter, torch.inference_mode():
+        model(ids)
+    return meter.figures
 
 
 def half_on_disk() -> dict[str, str]:
-    """The second half of the layers on disk."""
+    """A device map: the second half of the layers on disk."""
     from make_checkpoint import LAYERS
 
     blocks = {f"blocks.{number}": "cpu" if number < LAYERS // 2 else "disk" for number in range(LAYERS)}
     return {"embedding": "cpu", "norm": "cpu", "head": "cpu", **blocks}
 
 
-def _load(library: Any, folder: Path, device_map: dict[str, str], **options: Any) -> dict[str, float]:
-    model = _empty(library)
+def _load(library: Any, folder: Path, places: dict[str, str], **options: Any) -> Figures:
+    model = empty_model(library)
     with Meter() as meter:
-        _dispatch(library, model, folder, device_map, **options)
+        dispatched(library, model, folder, places, **options)
     return meter.figures
 
 
-def _empty(library: Any) -> Any:
+def empty_model(library: Any) -> Any:
+    """The model without memory."""
     from make_checkpoint import Decoder
 
     with library.init_empty_weights():
         return Decoder()
 
 
-def _dispatch(library: Any, model: Any, folder: Path, device_map: dict[str, str], **options: Any) -> Any:
+def dispatched(library: Any, model: Any, folder: Path, places: dict[str, str], **options: Any) -> Any:
+    """The model with the checkpoint in it, ready to run."""
     offload = folder / f"offload-{library.__name__}"
     made = library.load_checkpoint_and_dispatch(
-        model, folder / "checkpoint", device_map=device_map, offload_folder=offload, **options
+        model, folder / "checkpoint", device_map=places, offload_folder=offload, **options
     )
     return made.eval().requires_grad_(False)
 
 
-def _cold(library: Any, folder: Path, device_map: dict[str, str], *, after_load: bool = False) -> dict[str, float]:
+def forward_pairs(libraries: list[Any], folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Warm forwards in one process: all in memory, and half on disk with each library; seconds of each round."""
     import torch
-
-    model = _empty(library)
-    ids = torch.randint(0, 32000, (1, 64))
-    if after_load:
-        model = _dispatch(library, model, folder, device_map, dtype=torch.bfloat16)
-    forget(folder)
-    with Meter() as meter, torch.inference_mode():
-        if not after_load:
-            model = _dispatch(library, model, folder, device_map, dtype=torch.bfloat16)
-        model(ids)
-    return meter.figures
-
-
-def forward_pairs(libraries: list[Any], folder: Path) -> dict[str, dict[str, float]]:
-    """Warm forwards in one process: all in memory, and half on disk with each library, in turns; seconds."""
-    import torch
+    from make_checkpoint import Decoder
     from safetensors.torch import load_file
 
     with torch.device("meta"):
-        from make_checkpoint import Decoder
-
         memory = Decoder()
     state = {}
     for file in sorted((folder / "checkpoint").glob("*.safetensors")):
@@ -149,26 +152,19 @@ def forward_pairs(libraries: list[Any], folder: Path) -> dict[str, dict[str, flo
     memory.load_state_dict(state, assign=True)
     models = {"memory": memory.eval().requires_grad_(False)}
     for library in libraries:
-        models[library.__name__] = _dispatch(library, _empty(library), folder, half_on_disk(), dtype=torch.bfloat16)
+        models[library.__name__] = dispatched(
+            library, empty_model(library), folder, half_on_disk(), dtype=torch.bfloat16
+        )
     result = {}
     with torch.inference_mode():
         for tokens in (64, 16, 1):
             ids = torch.randint(0, 32000, (1, tokens))
             expected = memory(ids)
             assert all(torch.equal(expected, model(ids)) for model in models.values()), "outputs differ"
-            result[f"{tokens} tokens"] = _in_turns({name: lambda m=model: m(ids) for name, model in models.items()})
+            result[f"{tokens} tokens"] = interleave(
+                {name: timed(partial(model, ids)) for name, model in models.items()}, 7
+            )
     return result
-
-
-def _in_turns(functions: dict[str, Callable[[], Any]], rounds: int = 7) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    names = list(functions)
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            begin = time.perf_counter()
-            functions[name]()
-            seconds[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 # --- meters ------------------------------------------------------------------------------------------------------------------
@@ -177,11 +173,13 @@ def _in_turns(functions: dict[str, Callable[[], Any]], rounds: int = 7) -> dict[
 class Meter:
     """Seconds, MiB of anonymous memory at the peak, MiB written, and gc.collect calls of a block."""
 
+    figures: Figures
+
     def __enter__(self) -> "Meter":
         self._collect, self._collected = gc.collect, 0
         gc.collect = self._count  # type: ignore[assignment]
-        self._anonymous = self._peak = _status("RssAnon")
-        self._written = _write_bytes()
+        self._anonymous = self._peak = anonymous()
+        self._written = written()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -194,7 +192,7 @@ class Meter:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.004):
-            self._peak = max(self._peak, _status("RssAnon"))
+            self._peak = max(self._peak, anonymous())
 
     def __exit__(self, *_: object) -> None:
         seconds = time.perf_counter() - self._begin
@@ -203,35 +201,32 @@ class Meter:
         gc.collect = self._collect
         self.figures = {
             "seconds": seconds,
-            "anonymous": (max(self._peak, _status("RssAnon")) - self._anonymous) / 1024,
-            "written": (_write_bytes() - self._written) / MIB,
+            "MiB anonymous": (max(self._peak, anonymous()) - self._anonymous) / MIB,
+            "MiB written": (written() - self._written) / MIB,
             "collections": float(self._collected),
         }
 
 
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1])
-    raise KeyError(key)
+def anonymous() -> int:
+    """Bytes of this process's memory that no file stands for."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
-def _write_bytes() -> int:
+def written() -> int:
+    """Bytes that this process gave to the disk."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.suffix in (".safetensors", ".dat")]
-
-
 def forget(folder: Path) -> None:
     """Take the files out of the page cache."""
-    for path in _files(folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+    for path in folder.rglob("*"):
+        if path.suffix in (".safetensors", ".dat"):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
 
 
 def warm(folder: Path) -> None:
@@ -245,101 +240,79 @@ def warm(folder: Path) -> None:
 
 # --- the run -----------------------------------------------------------------------------------------------------------------
 
-LINES: list[tuple[Callable[..., Any], str, float]] = [
-    (construct, "seconds", 0.08),
-    (construct_again, "seconds", 1.0),
-    (device_map, "seconds", 1.0),
-    (load_to_cpu, "seconds", 0.10),
-    (load_without_dtype, "seconds", 0.10),
-    (load_half_on_disk, "seconds", 0.05),
-    (cold_start, "seconds", 0.8),
-    (cold_half_on_disk, "seconds", 0.75),
+GOALS: list[tuple[Callable[[Any, Path], Figures], float | None]] = [
+    (construct, 0.08),
+    (construct_again, None),
+    (device_map, None),
+    (load_to_cpu, 0.10),
+    (load_without_dtype, 0.10),
+    (load_half_on_disk, 0.05),
+    (cold_start, 0.8),
+    (cold_half_on_disk, 0.75),
 ]
+"""What is measured, and the ratio to the peer's seconds that is aimed at."""
 
 
-def main() -> int:
-    """Measure and print; 1 when a goal was missed."""
+def main() -> None:
+    """Measure and print."""
     arguments = _arguments()
-    if arguments.worker:
-        return _work(arguments)
     folder = Path(arguments.folder)
+    if arguments.worker:
+        _work(arguments.worker, folder)
+        return
     subprocess.run([sys.executable, Path(__file__).with_name("make_checkpoint.py"), folder / "checkpoint"], check=True)
-    missed = False
-    for function, unit, goal in LINES:
+    for function, goal in GOALS:
         if arguments.only in function.__name__:
-            missed |= _line(function, unit, goal, arguments)
-    if arguments.only in "forward":
-        missed |= _forward_lines(arguments)
-    return int(missed)
+            _show(function, goal, arguments)
+    if arguments.only in "forward_pairs":
+        headline("Forward with half of the layers on disk, files warm")
+        for name, seconds in _run(arguments, "forward_pairs", OURS, arguments.peer).items():
+            show(f"{name}: {OURS} / all in memory", paired(seconds[OURS], seconds["memory"]), goal=1.35)
+            show(f"{name}: {OURS} / {arguments.peer}", paired(seconds[OURS], seconds[arguments.peer]), goal=0.55)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", default="accelerate", help="a package with the same functions")
-    parser.add_argument(
-        "--folder", default="/tmp/kitbench", help="where the checkpoint is made (9 GB with offloaded copies)"
-    )
+    parser.add_argument("--folder", default="/tmp/kitbench", help="where the checkpoint is made (9 GB at the most)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="only lines whose name holds this")
+    parser.add_argument("--only", default="", help="only what has this in its name")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def _work(arguments: argparse.Namespace) -> int:
-    name, *packages = arguments.worker
+def _work(words: list[str], folder: Path) -> None:
+    name, *packages = words
     libraries = [import_module(package) for package in packages]
-    function = globals()[name]
-    folder = Path(arguments.folder)
-    print(json.dumps(function(libraries if name == "forward_pairs" else libraries[0], folder)))
+    print(json.dumps(globals()[name](libraries if name == "forward_pairs" else libraries[0], folder)))
     for package in packages:
         shutil.rmtree(folder / f"offload-{package}", ignore_errors=True)
-    return 0
 
 
 def _run(arguments: argparse.Namespace, *worker: str) -> Any:
     warm(Path(arguments.folder))
     command = [sys.executable, __file__, "--folder", arguments.folder, "--worker", *worker]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _line(function: Callable[..., Any], unit: str, goal: float, arguments: argparse.Namespace) -> bool:
-    figures: dict[str, list[dict[str, float]]] = {OURS: [], arguments.peer: []}
-    for turn in range(arguments.rounds):
-        for package in (OURS, arguments.peer)[:: 1 if turn % 2 else -1]:
-            figures[package].append(_run(arguments, function.__name__, package))
-    ratio = statistics.median(
-        ours[unit] / peer[unit] for ours, peer in zip(figures[OURS], figures[arguments.peer], strict=True)
-    )
-    shown = "; ".join(f"{package} {_show(rows)}" for package, rows in figures.items())
-    print(
-        f"{function.__name__:20} {ratio:7.4f} x (goal <= {goal}) {'ok' if ratio <= goal else 'MISSED'}: {shown}",
-        flush=True,
-    )
-    return ratio > goal
+def _show(function: Callable[[Any, Path], Figures], goal: float | None, arguments: argparse.Namespace) -> None:
+    rows: dict[str, list[Figures]] = {OURS: [], arguments.peer: []}
 
+    def side(package: str) -> float:
+        rows[package].append(_run(arguments, function.__name__, package))
+        return rows[package][-1]["seconds"]
 
-def _show(rows: list[dict[str, float]]) -> str:
-    middle = {unit: statistics.median(row[unit] for row in rows) for unit in rows[0]}
-    return (
-        f"{middle['seconds']:.3f} s, {middle['anonymous']:.1f} MiB anonymous, {middle['written']:.0f} MiB written, "
-        f"{middle['collections']:.0f} collections"
-    )
-
-
-def _forward_lines(arguments: argparse.Namespace) -> bool:
-    missed = False
-    for name, seconds in _run(arguments, "forward_pairs", OURS, arguments.peer).items():
-        for base, goal in (("memory", 1.35), (arguments.peer, 0.55)):
-            ratio = seconds[OURS] / seconds[base]
-            missed |= ratio > goal
-            print(
-                f"forward, {name:10} {ratio:7.4f} x {base} (goal <= {goal}) {'ok' if ratio <= goal else 'MISSED'}: "
-                f"{OURS} {seconds[OURS]:.3f} s, {base} {seconds[base]:.3f} s",
-                flush=True,
-            )
-    return missed
+    headline(str(function.__doc__))
+    sides = {package: partial(side, package) for package in rows}
+    seconds = interleave(sides, arguments.rounds, warmup=0)
+    show(f"{function.__name__}: {OURS} / {arguments.peer}", paired(seconds[OURS], seconds[arguments.peer]), goal=goal)
+    for package, figures in rows.items():
+        middle = {unit: statistics.median(row[unit] for row in figures) for unit in figures[0]}
+        print(f"  {package}: " + ", ".join(f"{value:.3f} {unit}" for unit, value in middle.items()), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         load_checkpoint_and_dispatch,
     )
     from accelkit.runtime.bigmodel.empty import init_empty_weights, init_on_device
+    from accelkit.runtime.bigmodel.failures import CheckpointFileError, OffloadError
     from accelkit.runtime.bigmodel.loading import load_checkpoint_in_model
     from accelkit.runtime.checkpoint.background import SaveHandle
     from accelkit.runtime.checkpoint.project import ProjectConfiguration
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         CheckpointError,
         DistributedOperationException,
         MissingPackageError,
-        OffloadError,
         SettingError,
         TrackerError,
         UnsupportedError,
@@ -83,7 +83,8 @@ _HOMES = {
     "cpu_offload_with_hook": "bigmodel.casting",
     "infer_auto_device_map": "bigmodel.device_map",
     "load_checkpoint_in_model": "bigmodel.loading",
-    "OffloadError": "errors",
+    "CheckpointFileError": "bigmodel.failures",
+    "OffloadError": "bigmodel.failures",
     "AccelkitError": "errors",
     "CheckpointError": "errors",
     "DistributedOperationException": "errors",
@@ -139,12 +140,13 @@ __all__ = [
     # errors
     "AccelkitError",
     "CheckpointError",
+    "CheckpointFileError",
+    "OffloadError",
     "DistributedOperationException",
     "MissingPackageError",
     "SettingError",
     "TrackerError",
     "UnsupportedError",
-    "OffloadError",
 ]
 
 

@@ -3,8 +3,7 @@
 AccelkitError
 |-- SettingError (also a ValueError)         a setting is wrong, or contradicts another
 |-- UnsupportedError (also a RuntimeError)   this device, strategy or input cannot do what was asked
-|-- CheckpointError (also a ValueError and a RuntimeError)  a checkpoint cannot be written, or cannot be loaded as it is
-|-- OffloadError (also an OSError)           weights cannot be written to an offload folder
+|-- CheckpointError (also a RuntimeError)    a checkpoint cannot be written, or cannot be loaded as it is
 |-- MissingPackageError (also an ImportError) an optional library that was asked for is not installed
 |-- TrackerError (also a RuntimeError)       the library behind a tracker failed
 +-- DistributedOperationException            the ranks do not agree on a collective operation
@@ -27,12 +26,8 @@ class UnsupportedError(AccelkitError, RuntimeError):
     """What was asked for cannot be done here, and doing something else instead would change results."""
 
 
-class CheckpointError(AccelkitError, ValueError, RuntimeError):
+class CheckpointError(AccelkitError, RuntimeError):
     """A checkpoint that cannot be written, or that is damaged, incomplete, or of something else than what is prepared."""
-
-
-class OffloadError(AccelkitError, OSError):
-    """Weights could not be written to an offload folder. What was begun is removed."""
 
 
 class MissingPackageError(AccelkitError, ImportError):

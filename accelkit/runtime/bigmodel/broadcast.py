@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 
 from accelkit.runtime.bigmodel.checkpoint import Checkpoint, Stored, open_checkpoint
-from accelkit.runtime.bigmodel.failures import CheckpointError
+from accelkit.runtime.bigmodel.failures import CheckpointFileError
 
 
 def read_on_rank_0(path: str | Path, copy: bool) -> Checkpoint:
     """The checkpoint as rank 0 sees it. Reading a tensor is a collective operation: all ranks read in the same order.
 
-    What rank 0 cannot open raises CheckpointError on every rank.
+    What rank 0 cannot open raises CheckpointFileError on every rank.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return open_checkpoint(path, copy=copy)
@@ -23,11 +23,11 @@ def read_on_rank_0(path: str | Path, copy: bool) -> Checkpoint:
         try:
             opened = open_checkpoint(path, copy=copy)
             told = [{name: (stored.dtype, stored.shape, stored.file) for name, stored in opened.tensors.items()}]
-        except CheckpointError as error:
+        except CheckpointFileError as error:
             told = [str(error)]
     dist.broadcast_object_list(told, src=0)
     if isinstance(told[0], str):
-        raise CheckpointError(told[0])
+        raise CheckpointFileError(told[0])
     sources = {} if opened is None else opened.tensors
     return Checkpoint(Path(path), {name: _shared(entry, sources.get(name)) for name, entry in told[0].items()})
 

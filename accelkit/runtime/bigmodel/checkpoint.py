@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from accelkit.runtime.bigmodel.failures import CheckpointError
+from accelkit.runtime.bigmodel.failures import CheckpointFileError
 from accelkit.runtime.bigmodel.mapping import MappedFile, region_of, remapped
 from accelkit.runtime.bigmodel.safetensors_file import SafetensorsFile, load_json
 
@@ -52,13 +52,13 @@ def open_checkpoint(path: str | Path, *, copy: bool = False) -> Checkpoint:
     A folder holds one of these, or is what torch.distributed.checkpoint writes. Where a folder holds the same model as
     safetensors and as .bin, safetensors are taken. With `copy`, tensors are read into memory of their own.
 
-    Raises CheckpointError (a ValueError) for files that are missing, damaged, ambiguous, or outside the folder.
+    Raises CheckpointFileError (a ValueError) for files that are missing, damaged, ambiguous, or outside the folder.
     """
     place = Path(path).expanduser()
     if place.is_dir():
         place = _find_in(place)
     if not place.exists():
-        raise CheckpointError(
+        raise CheckpointFileError(
             f"{path}: there is no such checkpoint",
             hint="give a .safetensors or .bin file, an .index.json, or a folder that holds one",
         )
@@ -85,13 +85,13 @@ def _find_in(folder: Path) -> Path:
         if len(found) == 1:
             return folder / found[0]
         if found:
-            raise CheckpointError(
+            raise CheckpointFileError(
                 f"{folder} holds more than one checkpoint: {', '.join(found)}", hint="give the file that is meant"
             )
     plain = [name for name in names if name.endswith(INDEX)]
     if len(plain) == 1:
         return folder / plain[0]
-    raise CheckpointError(
+    raise CheckpointFileError(
         f"{folder} holds no checkpoint",
         hint="expected model.safetensors, pytorch_model.bin, one *.index.json, or what torch.distributed.checkpoint writes",
     )
@@ -107,7 +107,9 @@ def open_file(path: Path, *, copy: bool) -> dict[str, Stored]:
         return _open_safetensors(path, copy)
     if path.suffix in _TORCH:
         return _open_torch(path, copy)
-    raise CheckpointError(f"{path} is no checkpoint", hint="known are .safetensors, .bin, .pt, .pth and .index.json")
+    raise CheckpointFileError(
+        f"{path} is no checkpoint", hint="known are .safetensors, .bin, .pt, .pth and .index.json"
+    )
 
 
 def _open_safetensors(path: Path, copy: bool) -> dict[str, Stored]:
@@ -127,15 +129,15 @@ def _open_torch(path: Path, copy: bool) -> dict[str, Stored]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
+        raise CheckpointFileError(
             f"{path} cannot be read as tensors alone: {error}",
             hint="it is damaged, or holds objects, which could run code; save a state dict of tensors",
         ) from error
     if not isinstance(content, Mapping) or not content:
-        raise CheckpointError(f"{path} holds no dict of tensors but {type(content).__name__}")
+        raise CheckpointFileError(f"{path} holds no dict of tensors but {type(content).__name__}")
     others = [str(name) for name, value in content.items() if not isinstance(value, torch.Tensor)]
     if others:
-        raise CheckpointError(f"{path} holds more than tensors: {', '.join(others[:8])}")
+        raise CheckpointFileError(f"{path} holds more than tensors: {', '.join(others[:8])}")
     file = MappedFile(path) if mapped else None
 
     def stored(tensor: torch.Tensor) -> Stored:
@@ -152,16 +154,16 @@ def _open_index(index: Path, copy: bool) -> dict[str, Stored]:
     for name in dict.fromkeys(weight_map.values()):
         file = _inside(index, name)
         if not file.is_file():
-            raise CheckpointError(f"{index} names {name}, which is not there", hint=f"expected {file}")
+            raise CheckpointFileError(f"{index} names {name}, which is not there", hint=f"expected {file}")
         shards[name] = open_file(file, copy=copy)
     lost = [f"{tensor} (in {name})" for tensor, name in weight_map.items() if tensor not in shards[name]]
     if lost:
-        raise CheckpointError(f"{index} names tensors that are not where it says: {', '.join(lost)}")
+        raise CheckpointFileError(f"{index} names tensors that are not where it says: {', '.join(lost)}")
     holders: dict[str, str] = {}
     for name, tensors in shards.items():
         for tensor in tensors:
             if holders.setdefault(tensor, weight_map.get(tensor, name)) != name:
-                raise CheckpointError(f"{index}: {tensor} is in {name} and in {holders[tensor]}")
+                raise CheckpointFileError(f"{index}: {tensor} is in {name} and in {holders[tensor]}")
     return {tensor: shards[name][tensor] for tensor, name in holders.items()}
 
 
@@ -169,7 +171,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     content = load_json(index)
     found = content.get("weight_map", content) if isinstance(content, dict) else None
     if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
-        raise CheckpointError(f"{index} has no weight_map from tensors to files")
+        raise CheckpointFileError(f"{index} has no weight_map from tensors to files")
     return found
 
 
@@ -177,5 +179,5 @@ def _inside(index: Path, name: str) -> Path:
     """A file that an index names, which must lie in the index's folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
-        raise CheckpointError(f"{index} names {name!r}, which is outside its folder")
+        raise CheckpointFileError(f"{index} names {name!r}, which is outside its folder")
     return index.parent / path

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from accelkit.runtime.bigmodel.checkpoint import Stored
-from accelkit.runtime.bigmodel.failures import CheckpointError
+from accelkit.runtime.bigmodel.failures import CheckpointFileError
 
 
 def open_dcp(folder: Path) -> dict[str, Stored]:
@@ -18,7 +18,7 @@ def open_dcp(folder: Path) -> dict[str, Stored]:
     try:
         metadata = FileSystemReader(folder).read_metadata()
     except (OSError, ValueError, EOFError, LookupError, AttributeError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{folder}: .metadata cannot be read: {error}") from error
+        raise CheckpointFileError(f"{folder}: .metadata cannot be read: {error}") from error
     paths: dict[str, tuple[Any, ...]] = metadata.planner_data or {}
     tensors = {
         key: entry for key, entry in metadata.state_dict_metadata.items() if isinstance(entry, TensorStorageMetadata)

@@ -12,7 +12,7 @@ from accelkit.runtime.bigmodel.bytesize import show
 from accelkit.runtime.bigmodel.rooms import MaxMemory, get_balanced_memory, get_max_memory
 from accelkit.runtime.bigmodel.sizes import Dtype, tensor_bytes, unsplit_classes
 from accelkit.runtime.bigmodel.solver import Room, Solution, Unit, solve
-from accelkit.runtime.bigmodel.tensors import Slot, all_slots, is_below, join, own_slots
+from accelkit.runtime.bigmodel.tensors import Slot, all_slots, is_below, join, own_slots, walk_modules
 from accelkit.runtime.errors import SettingError
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
             "The device_map provided does not give any device for the following parameters: " + ", ".join(without),
             hint='name each, or a module that holds it; "" stands for the whole model',
         )
-    known = {name for name, _ in model.named_modules(remove_duplicate=False)}.union(names)
+    known = {name for name, _ in walk_modules(model)}.union(names)
     idle = [key for key in device_map if key not in known]
     if idle:
         warnings.warn(f"keys of the device_map match no part of the model: {', '.join(idle)}", stacklevel=2)

@@ -123,7 +123,7 @@ def load_checkpoint_and_dispatch(
         copy: see `load_checkpoint_in_model`.
         resident_memory: see `dispatch_model`.
 
-    Returns the model. Raises CheckpointError or SettingError (both ValueErrors), before the model is touched.
+    Returns the model. Raises CheckpointFileError or SettingError (both ValueErrors), before the model is touched.
     """
     resolved = resolve_device_map(model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
     how: dict[str, Any] = {"strict": strict, "full_state_dict": full_state_dict, "copy": copy}

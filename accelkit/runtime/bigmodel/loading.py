@@ -19,7 +19,7 @@ from accelkit.runtime.bigmodel.broadcast import read_on_rank_0
 from accelkit.runtime.bigmodel.bytesize import CustomDtype
 from accelkit.runtime.bigmodel.checkpoint import Checkpoint, Stored, open_checkpoint
 from accelkit.runtime.bigmodel.device_map import check_device_map, place_of
-from accelkit.runtime.bigmodel.failures import CheckpointError
+from accelkit.runtime.bigmodel.failures import CheckpointFileError
 from accelkit.runtime.bigmodel.naming import fit_names
 from accelkit.runtime.bigmodel.offload_files import (
     load_offload_index,
@@ -98,7 +98,7 @@ def load_checkpoint_in_model(
         broadcast_from_rank0: rank 0 alone reads the files; the others get the values from it.
         copy: read into memory of its own, for files that may change or be cut short while the model lives.
 
-    Raises CheckpointError (a ValueError) for a damaged checkpoint or wrong shapes, before the model is touched; SettingError
+    Raises CheckpointFileError (a ValueError) for a damaged checkpoint or wrong shapes, before the model is touched; SettingError
     (a ValueError) for a device map with gaps or a missing `offload_folder`.
     """
     if offload_8bit_bnb or not full_state_dict:
@@ -114,7 +114,7 @@ def load_checkpoint_in_model(
 def make_plan(
     model: nn.Module, checkpoint: Checkpoint, device_map: Mapping[str, Any] | None, dtype: Dtype, keep: Collection[str]
 ) -> Plan:
-    """Match a model with a checkpoint. Raises CheckpointError that lists every tensor of another shape."""
+    """Match a model with a checkpoint. Raises CheckpointFileError that lists every tensor of another shape."""
     wanted = as_dtype(dtype)
     if isinstance(wanted, CustomDtype):
         raise SettingError(f"dtype={dtype!r}: tensors cannot be loaded as that", hint="give a torch.dtype")
@@ -138,7 +138,7 @@ def make_plan(
                 Item(tuple(group), source, _place(group, device_map), _dtype_of(group, source, wanted, keep))
             )
     if misfits:
-        raise CheckpointError(f"{checkpoint.path} holds tensors of other shapes:\n  " + "\n  ".join(misfits))
+        raise CheckpointFileError(f"{checkpoint.path} holds tensors of other shapes:\n  " + "\n  ".join(misfits))
     return plan
 
 
@@ -179,7 +179,7 @@ def _judge(plan: Plan, checkpoint: Checkpoint, strict: bool) -> None:
     if plan.unexpected:
         problems.append(f"{checkpoint.path} holds names that the model does not have: {', '.join(plan.unexpected)}")
     if problems and strict:
-        raise CheckpointError("\n  ".join(problems), hint="strict=False loads what fits")
+        raise CheckpointFileError("\n  ".join(problems), hint="strict=False loads what fits")
     for problem in problems:
         warnings.warn(problem, stacklevel=3)
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from accelkit.runtime.bigmodel.failures import CheckpointError
+from accelkit.runtime.bigmodel.failures import CheckpointFileError
 
 PAGE: Final = mmap.PAGESIZE
 _NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -38,7 +38,7 @@ class MappedFile:
         with path.open("rb") as file:
             self.size = os.fstat(file.fileno()).st_size
             if not self.size:
-                raise CheckpointError(f"{path} is empty")
+                raise CheckpointFileError(f"{path} is empty")
             protection = mmap.PROT_READ | mmap.PROT_WRITE
             flags = mmap.MAP_PRIVATE | _NO_RESERVE
             self._memory = mmap.mmap(file.fileno(), self.size, flags=flags, prot=protection)
@@ -140,7 +140,7 @@ def merged(regions: Iterable[Region]) -> list[Region]:
 
 
 def read_copy(path: Path, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Values of a file in memory of their own. Raises CheckpointError when the file ends before them."""
+    """Values of a file in memory of their own. Raises CheckpointFileError when the file ends before them."""
     made = torch.empty(shape, dtype=dtype)
     size = made.numel() * made.element_size()
     if not size:
@@ -152,7 +152,7 @@ def read_copy(path: Path, offset: int, dtype: torch.dtype, shape: tuple[int, ...
         while done < size:
             count = file.readinto(target[done : done + (64 << 20)])
             if not count:
-                raise CheckpointError(f"{path} ends {size - done} bytes too early: it changed while it was read")
+                raise CheckpointFileError(f"{path} ends {size - done} bytes too early: it changed while it was read")
             done += count
     return made
 

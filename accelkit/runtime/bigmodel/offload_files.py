@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from accelkit.runtime.bigmodel.bytesize import show
-from accelkit.runtime.bigmodel.failures import CheckpointError, OffloadError
+from accelkit.runtime.bigmodel.failures import CheckpointFileError, OffloadError
 from accelkit.runtime.bigmodel.mapping import MappedFile
 from accelkit.runtime.bigmodel.safetensors_file import SafetensorsFile, load_json
 from accelkit.runtime.errors import SettingError
@@ -79,19 +79,21 @@ def _file_of(folder: Path, name: str) -> Path:
 def load_offloaded_weight(weight_file: str | Path, weight_info: Mapping[str, Any]) -> torch.Tensor:
     """A tensor of an offload folder, as a view of its file; `weight_info` is its entry in the index.
 
-    Raises CheckpointError when the file is not as long as the entry says.
+    Raises CheckpointFileError when the file is not as long as the entry says.
     """
     path = Path(weight_file)
     dtype, shape = getattr(torch, str(weight_info["dtype"]), None), tuple(weight_info["shape"])
     if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"{path}: the index gives the unknown dtype {weight_info['dtype']!r}")
+        raise CheckpointFileError(f"{path}: the index gives the unknown dtype {weight_info['dtype']!r}")
     size = int(torch.Size(shape).numel()) * dtype.itemsize
     try:
         there = path.stat().st_size
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        raise CheckpointFileError(f"{path} cannot be read: {error.strerror}") from error
     if there != size:
-        raise CheckpointError(f"{path} has {there} bytes where the index says {list(shape)} {dtype}, which are {size}")
+        raise CheckpointFileError(
+            f"{path} has {there} bytes where the index says {list(shape)} {dtype}, which are {size}"
+        )
     return MappedFile(path).tensor(0, dtype, shape) if size else torch.empty(shape, dtype=dtype)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from accelkit.runtime.bigmodel.failures import CheckpointError
+from accelkit.runtime.bigmodel.failures import CheckpointFileError
 from accelkit.runtime.bigmodel.mapping import MappedFile, read_copy
 
 DTYPES: Final[dict[str, torch.dtype]] = {
@@ -52,7 +52,7 @@ class Span:
 class SafetensorsFile:
     """One file. Making it maps the file and reads and checks its header; tensors are views of it, or copies.
 
-    Raises CheckpointError for a file that is cut short, or whose header is no header, lies about sizes, or names a tensor twice.
+    Raises CheckpointFileError for a file that is cut short, or whose header is no header, lies about sizes, or names a tensor twice.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class SafetensorsFile:
         try:
             self._file = MappedFile(path)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+            raise CheckpointFileError(f"{path} cannot be read: {error.strerror or error}") from error
         self.spans = self._read_header()
 
     @cached_property
@@ -82,15 +82,15 @@ class SafetensorsFile:
         length = int.from_bytes(self._file.read(0, 8), "little") if self._file.size >= 8 else _MAX_HEADER
         start = 8 + length
         if not 2 <= length <= _MAX_HEADER or start > self._file.size:
-            raise CheckpointError(
+            raise CheckpointFileError(
                 f"{self.path} is not a safetensors file, or is cut short: it has {self._file.size} bytes"
             )
         try:
             self._header: dict[str, Any] = json.loads(self._file.read(8, length), object_pairs_hook=_unique)
         except ValueError as error:
-            raise CheckpointError(f"{self.path}: the header cannot be understood: {error}") from None
+            raise CheckpointFileError(f"{self.path}: the header cannot be understood: {error}") from None
         if not isinstance(self._header, dict):
-            raise CheckpointError(f"{self.path}: the header is not a table of tensors")
+            raise CheckpointFileError(f"{self.path}: the header is not a table of tensors")
         self._check_framework()
         spans = {name: self._span(name, entry, start) for name, entry in self._header.items() if name != "__metadata__"}
         self._check_layout(spans, start)
@@ -99,7 +99,7 @@ class SafetensorsFile:
     def _check_framework(self) -> None:
         framework = self.metadata.get("format")
         if framework in _OTHER_FRAMEWORKS:
-            raise CheckpointError(
+            raise CheckpointFileError(
                 f"{self.path} was written for {framework!r}, whose weights are laid out in another way",
                 hint="use the checkpoint for PyTorch (format 'pt')",
             )
@@ -109,10 +109,12 @@ class SafetensorsFile:
             dtype, shape, (first, last) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
             whole = all(type(number) is int and number >= 0 for number in (*shape, first, last))
         except (KeyError, TypeError, ValueError):
-            raise CheckpointError(f"{self.path}: {name!r} has an entry that cannot be understood: {entry!r}") from None
+            raise CheckpointFileError(
+                f"{self.path}: {name!r} has an entry that cannot be understood: {entry!r}"
+            ) from None
         span = Span(dtype, shape, start + first)
         if not whole or last - first != span.size:
-            raise CheckpointError(
+            raise CheckpointFileError(
                 f"{self.path}: {name!r} is said to be {list(shape)} {entry['dtype']} in bytes {first} to {last}, "
                 "which is not its size"
             )
@@ -123,12 +125,12 @@ class SafetensorsFile:
         end = start
         for name, span in sorted(spans.items(), key=lambda item: (item[1].offset, item[1].size)):
             if span.offset != end:
-                raise CheckpointError(f"{self.path}: {name!r} does not begin where the tensor before it ends")
+                raise CheckpointFileError(f"{self.path}: {name!r} does not begin where the tensor before it ends")
             end += span.size
         if end > self._file.size:
-            raise CheckpointError(f"{self.path} is cut short: {self._file.size} of {end} bytes are there")
+            raise CheckpointFileError(f"{self.path} is cut short: {self._file.size} of {end} bytes are there")
         if end < self._file.size:
-            raise CheckpointError(f"{self.path}: {self._file.size - end} bytes at the end belong to no tensor")
+            raise CheckpointFileError(f"{self.path}: {self._file.size - end} bytes at the end belong to no tensor")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,8 +144,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def load_json(path: Path) -> Any:
-    """A JSON file in which no key stands twice. Raises CheckpointError that names the file."""
+    """A JSON file in which no key stands twice. Raises CheckpointFileError that names the file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be understood: {error}") from None
+        raise CheckpointFileError(f"{path} cannot be understood: {error}") from None

@@ -11,7 +11,7 @@ from accelkit.runtime.bigmodel.empty import like_parameter
 from accelkit.runtime.errors import SettingError
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Slot:
     """Where a tensor is registered: a module, and the name there."""
 
@@ -53,8 +53,18 @@ def own_slots(module: nn.Module, prefix: str = "") -> Iterator[Slot]:
 
 def all_slots(model: nn.Module, prefix: str = "") -> Iterator[Slot]:
     """Every registered tensor under each of its names, in module order; what is tied comes once for each name."""
-    for name, module in model.named_modules(remove_duplicate=False):
-        yield from own_slots(module, join(prefix, name))
+    for name, module in walk_modules(model, prefix):
+        yield from own_slots(module, name)
+
+
+def walk_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Every module under each of its names, parents first. Many times faster than `named_modules` on deep trees."""
+    pending = [(prefix, model)]
+    while pending:
+        name, module = pending.pop()
+        yield name, module
+        children = [(join(name, key), child) for key, child in module._modules.items() if child is not None]  # noqa: SLF001
+        pending.extend(reversed(children))
 
 
 def join(prefix: str, name: str) -> str:

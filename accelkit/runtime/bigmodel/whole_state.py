@@ -9,7 +9,7 @@ from torch import nn
 
 from accelkit.runtime.bigmodel.align import AlignDevicesHook
 from accelkit.runtime.bigmodel.hooks import HOOK, ModelHook, SequentialHook
-from accelkit.runtime.bigmodel.tensors import join, own_slots, replace
+from accelkit.runtime.bigmodel.tensors import join, own_slots, replace, walk_modules
 from accelkit.runtime.errors import SettingError
 
 
@@ -32,7 +32,7 @@ def iterate_state_dict(model: nn.Module) -> Iterator[tuple[str, Any]]:
 def _offloaded_values(model: nn.Module) -> dict[str, Any]:
     """Where the values of tensors are that hooks keep in mappings."""
     found: dict[str, Any] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
+    for name, module in walk_modules(model):
         for hook in _align_hooks(module):
             if hook.weights_map is not None:
                 weights = hook.weights_map
