@@ -219,6 +219,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
             config=self.dataloader_config,
             agree=lambda value: self.operations.broadcast_object_list([value])[0],
             state=self.gradient_state,
+            handout=self.operations.handout,
             shard=shard,
         )
         self._dataloaders.add(data_loader, made)

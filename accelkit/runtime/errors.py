@@ -6,6 +6,7 @@ AccelkitError
 |-- CheckpointError (also a RuntimeError)    a checkpoint cannot be written, or cannot be loaded as it is
 |-- MissingPackageError (also an ImportError) an optional library that was asked for is not installed
 |-- TrackerError (also a RuntimeError)       the library behind a tracker failed
+|-- BatchSourceError (also a RuntimeError)   the rank that reads the data for all could not go on
 +-- DistributedOperationException            the ranks do not agree on a collective operation
 """
 
@@ -40,3 +41,7 @@ class TrackerError(AccelkitError, RuntimeError):
 
 class DistributedOperationException(AccelkitError):
     """The ranks hold different shapes, types or structures, or call different operations; raised on every rank."""
+
+
+class BatchSourceError(AccelkitError, RuntimeError):
+    """Rank 0 reads the data for all ranks and could not go on; raised on the others, with its traceback."""

@@ -10,6 +10,7 @@ from accelkit.runtime import structure
 from accelkit.runtime.collectives import packing
 from accelkit.runtime.collectives.nested import NestedCollectives
 from accelkit.runtime.data.shard import Tail
+from accelkit.runtime.errors import DistributedOperationException
 
 
 def gather_for_metrics(
@@ -27,7 +28,8 @@ def gather_for_metrics(
     stop, gather = _way(operations, data, use_gather_object)
     if tail is None or len(tail.counts) != size:
         return gather(data)
-    counts = _counts(data, tail, stop)
+    _check_presence(tail)
+    counts = _counts(operations, data, tail, stop)
     keep = tuple(count if kept < 0 else kept for kept, count in zip(tail.keep, counts, strict=True))
     gathered = gather(_level(data, counts, rank, stop))
     cut = [
@@ -48,13 +50,23 @@ def _way(
     return structure.is_flat, partial(operations.gather_mixed, lists=False)
 
 
-def _counts(data: Any, tail: Tail, stop: structure.Predicate | None) -> tuple[int, ...]:
-    """Samples in each rank's batch; where the sampler could not tell, all have as many as this rank's first tensor."""
+def _check_presence(tail: Tail) -> None:
+    """Refuse to wait for ranks that cannot come: the step itself says that they have no batch in it."""
+    absent = [str(rank) for rank, count in enumerate(tail.counts) if count == 0]
+    if absent:
+        raise DistributedOperationException(
+            f"gather_for_metrics: in this last step of the loader rank {', '.join(absent)} has no batch and will not take part",
+            hint="leave even_batches=True where results are gathered, or gather after the loop what each rank has kept",
+        )
+
+
+def _counts(operations: NestedCollectives, data: Any, tail: Tail, stop: structure.Predicate | None) -> tuple[int, ...]:
+    """Samples in each rank's batch; where the sampler could not tell, the ranks tell each other the length of their first tensor."""
     if -1 not in tail.counts:
         return tail.counts
     lengths = [_length(leaf) for leaf in structure.leaves(data, stop)]
-    known = next((length for length in lengths if length >= 0), 0)
-    return tuple(known if count < 0 else count for count in tail.counts)
+    mine = next((length for length in lengths if length >= 0), 0)
+    return tuple(operations.lengths("gather_for_metrics", mine))
 
 
 def _level(data: Any, counts: tuple[int, ...], rank: int, stop: structure.Predicate | None) -> Any:

@@ -138,7 +138,8 @@ class DataLoaderConfiguration:
     split_batches: bool = False
     """True: a loader's batch size is that of all ranks together, and must divide by their number."""
     dispatch_batches: bool | None = None
-    """True (rank 0 reads and hands out) is not available; None and False: every rank reads its own share."""
+    """True: rank 0 reads for all ranks and hands out their batches. False: every rank reads, and keeps its own share. None: rank 0
+    reads where the data is a stream that is put on the device, since streams may differ between processes."""
     even_batches: bool = True
     """Fill the tail with the epoch's first samples, so that every rank has as many full batches."""
     use_seedable_sampler: bool = False
@@ -148,16 +149,7 @@ class DataLoaderConfiguration:
     non_blocking: bool = False
     """Copy batches to the device without waiting (with pinned memory)."""
     use_stateful_dataloader: bool = False
-    """Not available."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is not there, rather than do something else."""
-        for name in ("dispatch_batches", "use_stateful_dataloader"):
-            if getattr(self, name):
-                raise SettingError(
-                    f"DataLoaderConfiguration({name}=True) is not available",
-                    hint=f"leave {name} out: every rank then reads its own share of the data",
-                )
+    """Make prepared loaders torchdata's StatefulDataLoader, which must be installed. All have state_dict and load_state_dict anyway."""
 
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")

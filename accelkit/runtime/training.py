@@ -1,6 +1,5 @@
 """What `Accelerator` does in the training loop, as methods."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -71,23 +70,18 @@ class TrainingMethods(ProcessActions):
     def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None = None) -> Iterator[None]:
         """A block in which ranks may run out of batches at different times: those that did answer the others' collectives.
 
-        `even_batches` overrides how prepared map-style loaders end, for the block; True switches the joining off.
+        `even_batches` overrides how prepared loaders of every kind end, for the block; True switches the joining off.
         """
-        ranked = [loader.ranked for loader in self._dataloaders.objects if loader.ranked is not None]
-        if even_batches is not None and len(ranked) < len(self._dataloaders) and self.use_distributed:
-            warnings.warn(
-                "join_uneven_inputs: overriding even_batches is only supported for map-style datasets; prepared streams go on as before",
-                stacklevel=3,
-            )
-        before = [batches.plan.even for batches in ranked]
+        loaders = [] if even_batches is None else list(self._dataloaders.objects)
+        before = [loader.plan.even for loader in loaders]
         try:
-            for batches in ranked:
-                batches.set_even(batches.plan.even if even_batches is None else even_batches)
+            for loader in loaders:
+                loader.set_even(even_batches)
             with self._strategy.join([engine(model) for model in joinables], enable=not even_batches):
                 yield
         finally:
-            for batches, even in zip(ranked, before, strict=True):
-                batches.set_even(even)
+            for loader, even in zip(loaders, before, strict=True):
+                loader.set_even(even)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Bring gradients back to their true size under fp16, of one, several, or all prepared optimizers; once per step."""

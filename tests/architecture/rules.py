@@ -59,6 +59,9 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "trackio": {"accelkit/runtime/tracking/trackio.py": "the tracker that is about it"},
     "wandb": {"accelkit/runtime/tracking/wandb.py": "the tracker that is about it"},
     "torchao": {"accelkit/runtime/float8.py": "the precision that is about it"},
+    "torchdata": {
+        "accelkit/runtime/data/adopted.py": "makes its loader where a script asks for it",
+    },
     "deepspeed": {"accelkit/runtime/strategies/deepspeed.py": "the strategy that is about it"},
     "torch_xla": {
         "accelkit/runtime/strategies/xla.py": "the strategy that is about it",
@@ -101,6 +104,7 @@ STARTS_PROCESSES: dict[str, str] = {
 CATCHES_EVERYTHING: dict[str, str] = {
     "accelkit/runtime/tracking/active.py": "an edge: whatever a tracker's library raises is named, after the other trackers had their turn",
     "accelkit/host/launch/supervise.py": "an outer edge: what fails in a thread must reach the loop",
+    "accelkit/runtime/data/dispatch.py": "an outer edge: what the data set raises on rank 0 must reach the ranks that wait for it",
     "accelkit/runtime/rank_main.py": "an outer edge: whatever the script raises becomes the rank's result",
     "accelkit/runtime/checkpoint/agreement.py": "what fails on a rank is told to the others before it is raised",
     "accelkit/runtime/checkpoint/background.py": "what fails in the thread is raised by the next call that waits",

@@ -4,7 +4,6 @@ import collections
 import copy
 import dataclasses
 import pickle
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -213,16 +212,10 @@ def test_a_stream_is_told_its_epoch(state: GradientState) -> None:
 
 
 def test_anything_but_a_loader_is_named(state: GradientState) -> None:
-    """A loader-like object is refused with its type and what it lacks."""
-
-    class Like:
-        def __iter__(self) -> Iterator[int]:
-            return iter(())
-
-        def __len__(self) -> int:
-            return 0
-
-    with pytest.raises(TypeError, match=r"Like; it lacks dataset, batch_sampler, sampler"):
-        World(1, state).prepare(lambda _: Like())
+    """What cannot be iterated again and again is refused with its type."""
+    with pytest.raises(TypeError, match=r"__iter__ starts an epoch of batches, not builtins\.generator"):
+        World(1, state).prepare(lambda _: (number for number in range(3)))
+    with pytest.raises(TypeError, match=r"not builtins\.int"):
+        World(1, state).prepare(lambda _: 3)
     with pytest.raises(TypeError, match="not list"):
         skip_first_batches([], 1)

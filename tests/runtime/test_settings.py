@@ -114,7 +114,7 @@ def test_a_deterministic_run_has_a_seed() -> None:
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    """Steps below one, unknown strategies, handlers of no known class or given twice, loaders that are not there."""
+    """Steps below one, unknown strategies, handlers of no known class or given twice."""
     with pytest.raises(SettingError, match="at least 1"):
         choose(RuntimeSettings(grad_accum_steps=0))
     with pytest.raises(SettingError, match="known are auto, single, ddp"):
@@ -123,8 +123,6 @@ def test_settings_that_cannot_be_are_refused() -> None:
         settings.Handlers([settings.AutocastKwargs(), settings.AutocastKwargs()])
     with pytest.raises(SettingError, match="not one"):
         settings.Handlers([settings.KwargsHandler()])
-    with pytest.raises(SettingError, match="dispatch_batches"):
-        settings.DataLoaderConfiguration(dispatch_batches=True)
 
 
 def test_handlers_give_what_differs_from_their_defaults() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from accelkit.runtime.data.shard import Plan, Tail, count_rounds, deal, mark_padding
+from accelkit.runtime.data.shard import Plan, Round, Tail, count_rounds, deal, deal_order, everyone, mark_padding, own
 
 LENGTHS = range(18)
 SIZES = (1, 2, 3, 4)
@@ -20,7 +20,18 @@ def make_batches(length: int, batch_size: int, drop_last: bool) -> list[list[int
 
 def deal_all(batches: list[Any], **plan: Any) -> list[list[tuple[Any, Tail | None]]]:
     """The shares of every rank."""
-    return [list(deal(iter(batches), Plan(rank=rank, **plan))) for rank in range(plan["size"])]
+    return [list(deal_one(batches, Plan(rank=rank, **plan))) for rank in range(plan["size"])]
+
+
+def deal_one(batches: list[Any], plan: Plan, first: list[Any] | tuple[()] = ()) -> list[tuple[Any, Tail | None]]:
+    """The shares of one rank."""
+    return [only(found) for found in deal(iter(batches), plan, own(plan), first=first)]
+
+
+def only(found: Round) -> tuple[Any, Tail | None]:
+    """The single share of a round of one rank."""
+    (share,), tail = found
+    return share, tail
 
 
 def gathered(ranks: list[list[tuple[Any, Tail | None]]]) -> list[list[int]]:
@@ -89,9 +100,9 @@ def test_a_stream_that_starts_later_is_filled_from_the_true_start() -> None:
     batches = make_batches(11, 2, drop_last=False)
     for rank in (0, 1):
         plan = Plan(rank=rank, size=2, batch_size=2, drop_last=False, even=True, split=False)
-        whole = list(deal(iter(batches), plan))
+        whole = deal_one(batches, plan)
         for skip in range(3):
-            rest = list(deal(iter(batches[2 * skip :]), plan, batches[:2] if skip else ()))
+            rest = deal_one(batches[2 * skip :], plan, batches[:2] if skip else ())
             assert whole[skip:] == rest
 
 
@@ -127,6 +138,39 @@ def test_what_a_distributed_sampler_repeated_is_marked(replicas: int, batch_size
         for rank in range(replicas):
             indices = [(rank + step * replicas) % length for step in range(per_rank)]
             batches = [indices[i : i + batch_size] for i in range(0, per_rank, batch_size)]
-            for batch, tail in mark_padding(iter(batches), replicas=replicas, length=length, per_rank=per_rank):
+            for batch, tail in map(
+                only, mark_padding(iter(batches), replicas=replicas, length=length, per_rank=per_rank)
+            ):
                 kept += batch[: tail.keep[rank]] if tail else batch
         assert sorted(kept) == list(range(length))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_an_order_is_dealt_as_its_batches_are(case: dict[str, Any]) -> None:
+    """Arithmetic on an order gives the rounds that dealing batches gives, for one rank and for all, from every step on."""
+    for length in LENGTHS:
+        batches = make_batches(length, case["batch_size"], case["drop_last"])
+        for rank in range(case["size"]):
+            plan = Plan(rank=rank, **case)
+            for ranks in (own(plan), everyone(plan)):
+                whole = list(deal(iter(batches), plan, ranks))
+                for step in range(len(whole) + 2):
+                    start = step * plan.per_round * case["batch_size"]
+                    found = deal_order(lambda low, high: list(range(low, high)), length, plan, ranks, start)
+                    assert list(found) == whole[step:], f"{length} samples, rank {rank}, step {step}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_an_order_can_be_entered_anywhere(case: dict[str, Any]) -> None:
+    """From any sample on, also one in the middle of a round, all ranks together see what is left, once and in order."""
+    for length in LENGTHS:
+        for start in range(length + 1):
+            ranks = []
+            for rank in range(case["size"]):
+                plan = Plan(rank=rank, **case)
+                rounds = deal_order(lambda low, high: list(range(low, high)), length, plan, own(plan), start)
+                ranks.append([only(found) for found in rounds])
+            per_round = case["batch_size"] * (1 if case["split"] else case["size"])
+            left = length - start
+            kept = left // per_round * per_round if case["drop_last"] else left
+            assert list(chain(*gathered(ranks))) == list(range(start, start + kept)), f"{length} samples from {start}"

@@ -15,6 +15,7 @@ from accelkit.runtime import structure
 from accelkit.runtime.collectives import frames, packing
 from accelkit.runtime.collectives.base import Collectives
 from accelkit.runtime.collectives.channel import NO_CARGO, Cargo, Channel
+from accelkit.runtime.collectives.handout import Handout
 from accelkit.runtime.collectives.watch import Watch
 from accelkit.runtime.errors import DistributedOperationException, SettingError
 
@@ -35,6 +36,15 @@ class NestedCollectives:
         self.carrier = carrier
         self.watch = watch
         self._channel = Channel(carrier, control, watch, limit)
+
+    @property
+    def handout(self) -> Handout:
+        """What carries bare bytes from rank 0 to the others."""
+        return Handout(self.carrier, self._channel.control)
+
+    def lengths(self, operation: str, number: int) -> list[int]:
+        """A whole number of every rank, exchanged with the header of an operation."""
+        return [numbers[0] for numbers in self._agree(operation, numbers=[number])]
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from accelkit.runtime.data.batches import RankBatches
-from accelkit.runtime.data.epochs import Epochs
-from accelkit.runtime.data.shard import Plan, Tail, count_rounds
-from accelkit.runtime.data.stream import StreamShare, Tailed
+from accelkit.runtime.data.feeds import Feed, MapFeed, StreamFeed
+from accelkit.runtime.data.progress import Progress
+from accelkit.runtime.data.shard import Plan, Tail
+from accelkit.runtime.data.stream import RoundCollate, StreamShare, WorkerStart
 
 Move = Callable[[Any], Any]
 
@@ -50,16 +50,16 @@ class PreparedLoader(DataLoader[Any]):
     script's loader, and `isinstance` holds for its class. Iterating again starts the next epoch; `set_epoch` chooses one.
     """
 
-    def __init__(
-        self, base: DataLoader[Any], *, plan: Plan, epochs: Epochs, state: LoopState | None, move: Move | None
-    ) -> None:
-        self.base = base
-        self.plan = plan
-        self.epochs = epochs
-        """Shared by all views of the loader."""
+    def __init__(self, feed: Feed, *, progress: Progress, state: LoopState | None, move: Move | None) -> None:
+        self.base = feed.base
+        self.feed = feed
+        """Where batches come from."""
+        self.progress = progress
+        """Epoch and position, shared by all views of the loader."""
         self.state = state
         self._move = move
-        self._skip = 0
+        self._skip: int | None = None
+        """Steps that the first iteration leaves out; None: it begins where the progress says."""
         self._used = False
 
     @property  # type: ignore[misc]
@@ -79,8 +79,12 @@ class PreparedLoader(DataLoader[Any]):
         return self.__reduce__()
 
     @property
-    def ranked(self) -> RankBatches | None:
-        """Where this rank's batches come from; None for streams."""
+    def plan(self) -> Plan:
+        """How batches are dealt to ranks."""
+        return self.feed.plan
+
+    @property
+    def _ranked(self) -> RankBatches | None:
         for candidate in (self.base.batch_sampler, self.base.sampler):
             if isinstance(candidate, RankBatches):
                 return candidate
@@ -89,13 +93,13 @@ class PreparedLoader(DataLoader[Any]):
     @property
     def batch_sampler(self) -> Any:  # type: ignore[override]
         """The batch sampler that all ranks share out; None where the data set makes the batches."""
-        ranked = self.ranked
+        ranked = self._ranked
         return ranked.inner if ranked is not None and self.base.batch_sampler is ranked else self.base.batch_sampler
 
     @property
     def sampler(self) -> Any:  # type: ignore[override]
         """The sampler in use, with its order that is the same on every rank."""
-        ranked = self.ranked
+        ranked = self._ranked
         if ranked is None:
             return self.base.sampler
         return getattr(ranked.inner, "sampler", ranked.inner)
@@ -104,6 +108,23 @@ class PreparedLoader(DataLoader[Any]):
     def batch_size(self) -> int | None:  # type: ignore[override]
         """Samples in a full batch of one rank; None where it is not known."""
         return self.plan.share
+
+    @property
+    def drop_last(self) -> bool:  # type: ignore[override]
+        """Whether an incomplete last batch is left out."""
+        return self.plan.drop_last
+
+    @property
+    def collate_fn(self) -> Any:  # type: ignore[override]
+        """The function that makes a batch of samples."""
+        found = self.base.collate_fn
+        return found.inner if isinstance(found, RoundCollate) else found
+
+    @property
+    def worker_init_fn(self) -> Any:  # type: ignore[override]
+        """The script's function for starting workers."""
+        found = self.base.worker_init_fn
+        return found.inner if isinstance(found, WorkerStart) else found
 
     @property
     def dataset(self) -> Any:  # type: ignore[override]
@@ -122,60 +143,61 @@ class PreparedLoader(DataLoader[Any]):
         return len(self.dataset)
 
     def __len__(self) -> int:
-        """Steps of this rank in the coming epoch (in the running one, while a view that skips is iterated)."""
-        ranked = self.ranked
-        return max(0, (self._stream_length() if ranked is None else len(ranked)) - self._skip)
-
-    def _stream_length(self) -> int:
-        total, size = len(self.dataset), self.plan.batch_size or 1
-        batches = total // size if self.plan.drop_last else -(-total // size)
-        return count_rounds(batches, self.plan, total)
+        """Steps of this rank in a whole epoch; of a view that skips, those of its first epoch until the next one."""
+        return max(0, self.feed.count_steps() - (self._skip or 0))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration is: shuffling follows it, and data sets and samplers are told."""
-        self.epochs.choose(epoch)
+        self.progress.choose(epoch)
+
+    def set_even(self, even: bool) -> None:
+        """Change whether ranks are made even at the end of epochs, from the next epoch on."""
+        self.feed.set_even(even)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is, for `load_state_dict` of a loader like this in another process, on any number of ranks.
+
+        The batch in use counts as done. Plain numbers, texts, lists and tensors: `torch.load(weights_only=True)` takes them.
+        """
+        return self.progress.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Make the next iteration go on where the state was saved; after a whole epoch that is the next one.
+
+        Map-style data starts there at once; so do streams whose data set has state_dict and load_state_dict; other streams
+        are read up to there. Raises SettingError for the state of a loader of another kind.
+        """
+        self.progress.load_state_dict(state_dict)
 
     def skipped(self, steps: int) -> PreparedLoader:
-        """A view whose next epoch leaves out its first `steps` steps, once; it shares epochs with this loader."""
+        """A view whose next epoch leaves out its first `steps` steps, once; it shares epochs with this loader.
+
+        The steps are counted from the beginning of the epoch, also where a state was loaded that is somewhere else in it.
+        """
         view = copy.copy(self)
-        view.__dict__.update(_skip=steps + (0 if self._used else self._skip), _used=False)
+        view.__dict__.update(_skip=steps + (0 if self._used else self._skip or 0), _used=False)
         return view
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        run, (source, tails) = Iteration(self), self._begin()
-        state, move, end = self.state, self._move, object()
-        upcoming = next(source, end)
+        if self._used:
+            self._skip = None
+        self._used = True
+        loop, run = Iteration(self), self.progress.begin(self._skip)
+        state, move = self.state, self._move
         try:
-            while upcoming is not end:
-                batch, run.tail = upcoming, (tails.popleft() if tails else None)
-                upcoming = next(source, end)
-                run.at_end = upcoming is end
-                if type(batch) is Tailed:
-                    batch, run.tail = batch.value, batch.tail
+            for batch, loop.tail, loop.at_end, marks in self.feed.steps(run.origin):
+                run.steps += 1
+                if marks:
+                    run.mark(marks)
                 if move is not None:
-                    batch = move(batch)
+                    batch = move(batch)  # noqa: PLW2901  (the same batch, elsewhere)
                 if state is not None:
-                    state.enter(run)
+                    state.enter(loop)
                 yield batch
+            run.finished = True
         finally:
             if state is not None:
-                state.leave(run)
-
-    def _begin(self) -> tuple[Iterator[Any], deque[Tail | None]]:
-        """Start the next epoch: its batches, and the queue of their tails."""
-        if self._used:
-            self._skip = 0
-        self._used = True
-        if self.epochs.begin():
-            self.base.__dict__["_iterator"] = None  # workers that persist hold the data set of the last epoch
-        ranked = self.ranked
-        if ranked is not None:
-            tails = ranked.begin(self._skip)
-            return iter(self.base), tails
-        source = iter(self.base)
-        for _ in range(self._skip):
-            next(source, None)
-        return source, deque()
+                state.leave(loop)
 
 
 def _revive(attributes: dict[str, Any]) -> PreparedLoader:
@@ -202,8 +224,31 @@ def as_it_is(loader: DataLoader[Any]) -> PreparedLoader:
     attribute = "sampler" if loader.batch_sampler is None else "batch_sampler"
     inner = getattr(loader, attribute)
     plan = Plan(rank=0, size=1, batch_size=loader.batch_size, drop_last=loader.drop_last, even=False, split=False)
+    feed = (
+        make_stream_feed(loader, plan)
+        if isinstance(loader.dataset, IterableDataset)
+        else make_map_feed(loader, attribute, RankBatches(inner, plan))
+    )
+    return PreparedLoader(feed, progress=Progress(feed, inner), state=None, move=None)
+
+
+def make_map_feed(loader: DataLoader[Any], attribute: str, ranked: RankBatches) -> MapFeed:
+    """A feed of a copy of the loader in which our batch sampler takes the place of `attribute`."""
     base = copy.copy(loader)
-    base.__dict__["_iterator"] = None
-    if not isinstance(loader.dataset, IterableDataset):
-        base.__dict__[attribute] = RankBatches(inner, plan)
-    return PreparedLoader(base, plan=plan, epochs=Epochs([]), state=None, move=None)
+    base.__dict__.update({attribute: ranked, "_iterator": None})
+    return MapFeed(base, ranked)
+
+
+def make_stream_feed(loader: DataLoader[Any], plan: Plan, *, every: bool = False) -> StreamFeed:
+    """A feed of a copy of the loader whose reading processes make rounds of their streams."""
+    base, share = copy.copy(loader), StreamShare(loader.dataset, plan, every=every)
+    base.__dict__.update(
+        dataset=share,
+        batch_sampler=None,  # what the data set yields is a round, whole
+        batch_size=None,
+        drop_last=False,
+        collate_fn=RoundCollate(loader.collate_fn),
+        worker_init_fn=WorkerStart(loader.worker_init_fn),
+        _iterator=None,
+    )
+    return StreamFeed(base, share)

@@ -1,20 +1,24 @@
 """Making a prepared loader of a script's loader: decides everything about it, once."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from accelkit.runtime import rng, structure
+from accelkit.runtime.collectives.handout import Handout
 from accelkit.runtime.data import sampler as samplers
+from accelkit.runtime.data.adopted import adopt
 from accelkit.runtime.data.batches import RankBatches
-from accelkit.runtime.data.epochs import Epochs
-from accelkit.runtime.data.loader import LoopState, Move, PreparedLoader
+from accelkit.runtime.data.dispatch import DispatchFeed
+from accelkit.runtime.data.feeds import Feed
+from accelkit.runtime.data.loader import LoopState, Move, PreparedLoader, make_map_feed, make_stream_feed
+from accelkit.runtime.data.progress import Progress
 from accelkit.runtime.data.shard import Plan
-from accelkit.runtime.data.stream import StreamShare, TailedCollate
 from accelkit.runtime.errors import SettingError
 from accelkit.runtime.settings import DataLoaderConfiguration
 
@@ -31,50 +35,80 @@ def prepare_data_loader(
     config: DataLoaderConfiguration,
     agree: Agree,
     state: LoopState,
+    handout: Handout | None = None,
     shard: bool = True,
 ) -> PreparedLoader:
     """This rank's share of `loader`, with batches moved to `device` (None: left where they are).
 
-    `shard=False` says that the loader serves this rank alone already; a DistributedSampler says so by itself. Ranks that
-    shuffle agree on the order here: it is a call that all ranks make. Raises SettingError for a batch size that does not
-    divide, and TypeError for anything that is not a torch DataLoader.
+    Anything else that can be iterated again and again is taken for a loader of ready batches, of which each rank takes its own. A
+    `handout` is needed where rank 0 reads for all. `shard=False` says that the loader serves this rank alone already; a
+    DistributedSampler says so by itself. Ranks that shuffle agree on the order here: it is a call that all ranks make. Raises
+    SettingError for a batch size that does not divide, and TypeError for what cannot be iterated.
     """
-    _check(loader)
-    if isinstance(loader.dataset, IterableDataset):
-        plan = _plan(loader, loader.batch_size, loader.drop_last, rank, size if shard else 1, config)
-        return _prepare_stream(loader, plan, state, mover(device, config))
+    loader = adopt(loader, stateful=config.use_stateful_dataloader)
+    if size > 1 and loader.num_workers > 0 and not getattr(loader, "in_order", True):
+        warnings.warn("in_order=False: ranks take their batches in order, so that they fit together", stacklevel=3)
+        loader = copy.copy(loader)
+        loader.__dict__["in_order"] = True
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    alone = not shard or size == 1
+    dispatch = _dispatches(config, handout, is_stream and device is not None)
+    share = (rank, 1 if alone else size)
+    if is_stream:
+        feed, progress = _prepare_stream(loader, share, config, dispatch)
+    else:
+        feed, progress = _prepare_map(loader, share, config, agree, dispatch)
+    if dispatch and handout is not None and feed.plan.size > 1:
+        feed = DispatchFeed(feed, handout, pin=loader.pin_memory)
+    return PreparedLoader(feed, progress=progress, state=state, move=mover(device, config))
+
+
+def _dispatches(config: DataLoaderConfiguration, handout: Handout | None, by_default: bool) -> bool:
+    """Whether rank 0 reads for all ranks: when asked for; unless refused, also for streams, which may differ between processes."""
+    if config.dispatch_batches and handout is None:
+        raise SettingError("dispatch_batches=True needs a way to the other ranks", hint="prepare with an Accelerator")
+    return by_default and handout is not None if config.dispatch_batches is None else config.dispatch_batches
+
+
+def _prepare_map(
+    loader: Any, share: tuple[int, int], config: DataLoaderConfiguration, agree: Agree, dispatch: bool
+) -> tuple[Feed, Progress]:
+    rank, size = share
     attribute = "sampler" if loader.batch_sampler is None else "batch_sampler"
     inner = getattr(loader, attribute)
     batch_size, drop_last = getattr(inner, "batch_size", loader.batch_size), getattr(inner, "drop_last", False)
-    alone = not shard or _serves_one_rank(inner, size)
-    plan = _plan(loader, batch_size, drop_last, rank, 1 if alone else size, config)
+    if _serves_one_rank(inner, size):
+        size = 1
+    plan = _plan(loader, batch_size, drop_last, rank, size, config)
     if not samplers.is_ordered(inner):
         inner = samplers.agree(inner, _agree_on_seed(inner, config, agree))
-    base = copy.copy(loader)
-    base.__dict__.update({attribute: RankBatches(inner, plan), "_iterator": None})
-    return PreparedLoader(base, plan=plan, epochs=_epochs(loader, inner), state=state, move=mover(device, config))
+    feed = make_map_feed(loader, attribute, RankBatches(inner, plan, every=dispatch))
+    scripts = [loader.dataset, inner, getattr(inner, "sampler", None), getattr(inner, "inner", None)]
+    others = [found for found in scripts if hasattr(found, "set_epoch") and found is not samplers.seeded(inner)]
+    return feed, Progress(feed, inner, others, data_changes=hasattr(loader.dataset, "set_epoch"))
 
 
-def _check(loader: Any) -> None:
-    if isinstance(loader, DataLoader):
-        return
-    missing = [name for name in ("dataset", "batch_sampler", "sampler") if not hasattr(loader, name)]
-    lacks = f"; it lacks {', '.join(missing)}" if missing else ""
-    raise TypeError(
-        f"prepare_data_loader needs a torch.utils.data.DataLoader, not {type(loader).__module__}.{type(loader).__qualname__}{lacks}. "
-        "Put the data into a Dataset or IterableDataset and give a DataLoader of it."
-    )
+def _prepare_stream(
+    loader: Any, share: tuple[int, int], config: DataLoaderConfiguration, dispatch: bool
+) -> tuple[Feed, Progress]:
+    rank, size = share
+    if getattr(getattr(loader.dataset, "_distributed", None), "world_size", None) == size:
+        size = 1  # the data set yields this rank's samples only
+    plan = _plan(loader, loader.batch_size, loader.drop_last, rank, size, config)
+    feed = make_stream_feed(loader, plan, every=dispatch and size > 1)
+    others = [loader.dataset] if hasattr(loader.dataset, "set_epoch") else []
+    return feed, Progress(feed, None, others, data_changes=bool(others))
 
 
 def _plan(loader: Any, batch_size: Any, drop_last: bool, rank: int, size: int, config: DataLoaderConfiguration) -> Plan:
     known = batch_size if isinstance(batch_size, int) else None
     if config.split_batches and size > 1:
-        if known is None:
+        if known is None and not isinstance(loader.dataset, IterableDataset):
             raise SettingError(
                 f"split_batches=True needs a batch size, and {type(loader).__name__} over {type(loader.dataset).__name__} has none",
                 hint="give the DataLoader a batch_size (or its batch sampler an attribute of that name), or use split_batches=False",
             )
-        if known % size:
+        if known is not None and known % size:
             raise SettingError(
                 f"split_batches=True: the batch size {known} does not divide by {size} ranks",
                 hint=f"use a batch size that is a multiple of {size}, for example {-(-known // size) * size}",
@@ -115,30 +149,6 @@ def _agree_on_seed(inner: Any, config: DataLoaderConfiguration, agree: Agree) ->
     if generator is not None:
         generator.set_state(state)
     return int(seed)
-
-
-def _epochs(loader: Any, inner: Any) -> Epochs:
-    own = [found for found in (inner, getattr(inner, "sampler", None)) if _is_ours(found)]
-    scripts = [loader.dataset, inner, getattr(inner, "sampler", None), getattr(inner, "inner", None)]
-    others = [found for found in scripts if hasattr(found, "set_epoch") and not _is_ours(found)]
-    return Epochs(own, others, data_changes=hasattr(loader.dataset, "set_epoch"))
-
-
-def _is_ours(sampler: Any) -> bool:
-    return isinstance(sampler, (samplers.SeedableRandomSampler, samplers.IsolatedSampler))
-
-
-def _prepare_stream(loader: Any, plan: Plan, state: LoopState, move: Move | None) -> PreparedLoader:
-    base = copy.copy(loader)
-    collate = TailedCollate(loader.collate_fn, whole=plan.batch_size is None)
-    share = StreamShare(loader.dataset, plan)
-    if plan.size > 1:
-        base.__dict__.update(dataset=share, collate_fn=collate, batch_size=plan.share)
-        if plan.share is not None:  # what tells the reading process how many samples make a batch
-            base.__dict__["batch_sampler"] = BatchSampler(loader.sampler, plan.share, drop_last=False)
-    base.__dict__["_iterator"] = None
-    others = [loader.dataset] if hasattr(loader.dataset, "set_epoch") else []
-    return PreparedLoader(base, plan=plan, epochs=Epochs([], others, data_changes=bool(others)), state=state, move=move)
 
 
 def mover(device: torch.device | None, config: DataLoaderConfiguration) -> Move | None:

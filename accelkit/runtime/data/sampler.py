@@ -1,19 +1,20 @@
 """Samplers whose order is a function of seed and epoch, and which can start anywhere."""
 
 import copy
-from collections.abc import Iterator, Sized
-from itertools import chain, islice
-from typing import Any
+from collections.abc import Callable, Iterator, Sized
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from accelkit.runtime import rng
+from accelkit.runtime.data import rng_states
 
 
 class SeedableRandomSampler(RandomSampler):
-    """A random sampler whose order is given by `data_seed` and `epoch`, the same on every rank; it can start anywhere at once.
+    """A random sampler whose order is given by `data_seed` and `epoch`, the same on every rank; it can be entered anywhere at once.
 
     With a `generator` of the script's own, the order is drawn from that instead, exactly as torch's sampler draws it.
     """
@@ -35,50 +36,62 @@ class SeedableRandomSampler(RandomSampler):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        return self.open(0, 0)[1]
+        order = self.order()
+        if order is not None:
+            return order.walk()
+        drawn = copy.copy(self)
+        drawn.generator = self._draws_from()
+        return RandomSampler.__iter__(drawn)
 
-    def open(self, offset: int, head: int) -> tuple[list[int], Iterator[int]]:
-        """The first `head` indices of the epoch, and all from `offset` on."""
-        generator = self.generator
-        if generator is None:
-            generator = torch.Generator().manual_seed(rng.mix(self.data_seed, self.epoch))
-        if self.replacement:
-            drawn = copy.copy(self)
-            drawn.generator = generator
-            return _open_any(RandomSampler.__iter__(drawn), offset, head)
+    def order(self) -> "Order | None":
+        """The epoch's order, drawn now; None when it goes around the data more than once, or draws with replacement."""
         total = len(self.data_source)
-        blocks, rest = divmod(self.num_samples, max(total, 1))
-        order = torch.randperm(total, generator=generator)
-        if not blocks:
-            return order[: min(head, rest)].tolist(), iter(order[:rest][offset:].tolist())
-        first = order[:head].tolist()
-        if head > total and self.num_samples > total:  # one epoch goes around the data more than once
-            return _open_any(_blocks(order, generator, total, blocks, rest, 0), offset, head)
-        return first, _blocks(order, generator, total, blocks, rest, offset)
+        if self.replacement or self.num_samples > total:
+            return None
+        drawn = torch.randperm(total, generator=self._draws_from())
+        finish = None
+        if self.generator is not None and self.num_samples == total:
+            finish = partial(torch.randperm, total, generator=self.generator)  # torch's sampler draws once more
+        return Order(lambda low, high: drawn[low:high].tolist(), self.num_samples, finish)
+
+    def _draws_from(self) -> torch.Generator:
+        return self.generator or torch.Generator().manual_seed(rng.mix(self.data_seed, self.epoch))
 
 
-def _blocks(
-    order: torch.Tensor, generator: torch.Generator, total: int, blocks: int, rest: int, offset: int
-) -> Iterator[int]:
-    """Permutation after permutation, starting at `offset`; one more is drawn at the end, as torch does."""
-    for _ in range(blocks):
-        if offset < total:
-            yield from order[offset:].tolist()
-        offset = max(0, offset - total)
-        order = torch.randperm(total, generator=generator)
-    yield from order[:rest][offset:].tolist()
+class Order(NamedTuple):
+    """A known order of indices, which can be entered anywhere."""
+
+    take: Callable[[int, int], list[int]]
+    """The indices from one place up to another; both lie within the length."""
+    length: int
+    finish: Callable[[], Any] | None = None
+    """To be called when the last index has been taken."""
+
+    def walk(self) -> Iterator[int]:
+        """All indices."""
+        yield from self.take(0, self.length)
+        if self.finish is not None:
+            self.finish()
+
+
+def order_of(sampler: Any) -> Order | None:
+    """The order of a sampler's coming epoch where it is known without reading it; None where it is not."""
+    if type(sampler) is SequentialSampler:
+        return Order(lambda low, high: list(range(low, high)), len(sampler))
+    return sampler.order() if isinstance(sampler, SeedableRandomSampler) else None
 
 
 class IsolatedSampler(Sampler[Any]):
-    """Any sampler or batch sampler, drawing from a generator of its own instead of torch's global one.
+    """Any sampler or batch sampler, drawing from generators of its own instead of the global ones of torch, Python and numpy.
 
     Every rank then sees the same order, and nothing else that draws numbers is disturbed.
     """
 
     def __init__(self, inner: Any, seed: int) -> None:
         self.inner = inner
-        self.seed = seed
+        self.data_seed = seed
         self.epoch = 0
+        self._draws_on = True
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order the next iteration has."""
@@ -93,35 +106,69 @@ class IsolatedSampler(Sampler[Any]):
         return getattr(self.inner, name)
 
     def __iter__(self) -> Iterator[Any]:
-        outside = torch.get_rng_state()
-        torch.default_generator.manual_seed(rng.mix(self.seed, self.epoch))
-        iterator = iter(self.inner)
-        while True:
+        return self.guard(item for _ in (None,) for item in self.watch(iter(self.inner)))
+
+    def watch(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Note whether an iterator, just made, can draw at all: one over a list that was drawn beforehand cannot."""
+        self._draws_on = type(items) not in _DRAWN
+        return items
+
+    def guard(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The items of a generator that draws; whenever it runs, the global generators are in the state that it left."""
+        states = rng_states.TORCH if _is_torchs(self.inner) else rng_states.ALL
+        inside = None
+        self._draws_on = True
+        while inside is None or self._draws_on:
+            outside = states.capture()
+            if inside is None:
+                states.seed(rng.mix(self.data_seed, self.epoch))
+            else:
+                states.restore(inside)
             try:
-                item = next(iterator)
+                item = next(items)
             except StopIteration:
                 return
             finally:
-                inside = torch.get_rng_state()
-                torch.set_rng_state(outside)
+                inside = states.capture()
+                states.restore(outside)
             yield item
-            outside = torch.get_rng_state()
-            torch.set_rng_state(inside)
+        yield from items
+
+
+def _is_torchs(sampler: Any) -> bool:
+    """Whether a sampler and the one inside it are torch's own, which draw from torch's generators only."""
+    parts = (sampler, getattr(sampler, "sampler", sampler))
+    return all(type(part).__module__.startswith("torch.utils.data.") for part in parts)
+
+
+_DRAWN: Final[tuple[type, ...]] = (
+    type(iter([])),
+    type(iter(())),
+    type(iter(range(1))),
+    type(iter(set())),
+    type(iter({})),
+)
 
 
 def is_ordered(sampler: Any) -> bool:
-    """Whether a sampler (or batch sampler of torch's) is known to draw nothing from a generator that could differ on another rank."""
+    """Whether a sampler (or batch sampler) is known to draw nothing from a generator that could differ on another rank."""
     if type(sampler) is BatchSampler:
         return is_ordered(sampler.sampler)
-    return type(sampler) is SequentialSampler or isinstance(sampler, DistributedSampler)
+    return type(sampler) in (SequentialSampler, list, tuple, range) or isinstance(sampler, DistributedSampler)
+
+
+def seeded(sampler: Any) -> Any:
+    """The sampler of ours that is seeded: the one given, or the one inside a batch sampler; None without one."""
+    for candidate in (sampler, getattr(sampler, "sampler", None)):
+        if isinstance(candidate, (SeedableRandomSampler, IsolatedSampler)):
+            return candidate
+    return None
 
 
 def own_seed(sampler: Any) -> int | None:
     """The seed that a script gave to a SeedableRandomSampler, or to the one inside a batch sampler; None without one."""
-    for candidate in (sampler, getattr(sampler, "sampler", None)):
-        if isinstance(candidate, SeedableRandomSampler):
-            return candidate.data_seed
-    return None
+    found = seeded(sampler)
+    return None if found is None else found.data_seed
 
 
 def own_generator(sampler: Any) -> torch.Generator | None:
@@ -137,7 +184,7 @@ def agree(sampler: Any, seed: int) -> Any:
     """A sampler with the order of `sampler` that is the same on every rank that calls this with the same seed."""
     if is_ordered(sampler):
         return sampler
-    if type(sampler) is BatchSampler:
+    if type(sampler) is BatchSampler and _is_random(sampler.sampler):
         return BatchSampler(agree(sampler.sampler, seed), sampler.batch_size, sampler.drop_last)
     if isinstance(sampler, SeedableRandomSampler):
         made = copy.copy(sampler)
@@ -147,7 +194,11 @@ def agree(sampler: Any, seed: int) -> Any:
         return SeedableRandomSampler(
             sampler.data_source, sampler.replacement, sampler.num_samples, sampler.generator, seed
         )
-    return IsolatedSampler(sampler, seed)
+    return IsolatedSampler(sampler, seed)  # a batch sampler as a whole: generators are exchanged once a batch
+
+
+def _is_random(sampler: Any) -> bool:
+    return type(sampler) is RandomSampler or isinstance(sampler, SeedableRandomSampler)
 
 
 def distributed_part(sampler: Any) -> Any:
@@ -158,38 +209,7 @@ def distributed_part(sampler: Any) -> Any:
     return None
 
 
-def open_batches(sampler: Any, skip: int, head: int) -> tuple[list[Any], Iterator[Any]]:
-    """The first `head` batches of an epoch, and all after the first `skip`.
-
-    torch's own batch sampler over an order that is known starts there at once; anything else is read up to there. With
-    `skip` 0 the first list is empty: the iterator starts with them anyway.
-    """
-    if skip == 0:
-        return [], iter(sampler)
-    if type(sampler) is not BatchSampler:
-        return _open_any(iter(sampler), skip, head)
-    size, drop_last = sampler.batch_size, sampler.drop_last
-    first, rest = _open_indices(sampler.sampler, skip * size, head * size)
-    return list(BatchSampler(first, size, drop_last=False)), iter(BatchSampler(_Once(rest), size, drop_last))
-
-
-def _open_indices(sampler: Any, offset: int, head: int) -> tuple[list[Any], Iterator[Any]]:
-    if type(sampler) is SequentialSampler:
-        total = len(sampler)
-        return list(range(min(head, total))), iter(range(offset, total))
-    if isinstance(sampler, SeedableRandomSampler):
-        return sampler.open(offset, head)
-    return _open_any(iter(sampler), offset, head)
-
-
-def _open_any(items: Iterator[Any], offset: int, head: int) -> tuple[list[Any], Iterator[Any]]:
-    first = list(islice(items, head))
-    if offset <= len(first):
-        return first, chain(first[offset:], items)
-    return first, islice(items, offset - len(first), None)
-
-
-class _Once(Sampler[Any]):
+class Once(Sampler[Any]):
     """An iterator in the place of a sampler."""
 
     def __init__(self, items: Iterator[Any]) -> None:

@@ -9,7 +9,7 @@ over, so that every rank has as many samples as ever; what was filled in always 
 of each rank's samples are real. Without `even` the ranks' shares differ, and some ranks may have none.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import Any
@@ -58,30 +58,83 @@ class Tail:
         return -1 if -1 in self.keep else sum(self.keep)
 
 
-Share = tuple[Batch, Tail | None]
+Round = tuple[list[Batch], Tail | None]
+"""The shares of the ranks that were asked for, in their order, and what is to be known of the round where it is not complete."""
+
+Measure = Callable[[Batch], int]
+"""How many samples a batch has; -1 when it does not tell."""
 
 
-def deal(batches: Iterator[Batch], plan: Plan, first: Sequence[Batch] = ()) -> Iterator[Share]:
-    """This rank's batch of every round, with the round's tail where the round is not complete.
+def own(plan: Plan) -> range:
+    """The rank of a plan, as the ranks whose shares are asked for."""
+    return range(plan.rank, plan.rank + 1)
 
-    `first` holds the batches of the epoch's first round, for a stream that does not start there; else they are taken from the stream.
+
+def everyone(plan: Plan) -> range:
+    """All ranks of a plan."""
+    return range(plan.size)
+
+
+def count_listed(batch: Batch) -> int:
+    """Samples of a batch that is a list of indices."""
+    return len(batch) if isinstance(batch, (list, tuple)) else -1
+
+
+def deal(
+    batches: Iterator[Batch],
+    plan: Plan,
+    ranks: range,
+    *,
+    first: Sequence[Batch] = (),
+    measure: Measure = count_listed,
+) -> Iterator[Round]:
+    """Round after round, the batches of `ranks`; a round in which they have none is left out.
+
+    `first` holds the batches of the epoch's first round, for batches that do not start there; else they are taken from these.
     """
     head = list(first)
     following = list(islice(batches, plan.per_round))
     while following:
         current, following = following, list(islice(batches, plan.per_round))
         head = head or current
-        shares, tail = _divide(current, head, plan, is_last=not following)
-        if plan.rank < len(shares):
-            yield shares[plan.rank], tail
+        shares, tail = _divide(current, head, plan, is_last=not following, measure=measure)
+        mine = [shares[rank] for rank in ranks if rank < len(shares)]
+        if mine:
+            yield mine, tail
 
 
-def _divide(batches: list[Batch], head: list[Batch], plan: Plan, *, is_last: bool) -> tuple[list[Batch], Tail | None]:
-    """The shares of one round, in the order of ranks."""
+def deal_order(
+    take: Callable[[int, int], list[Any]], length: int, plan: Plan, ranks: range, start: int
+) -> Iterator[Round]:
+    """The same for batches cut from an order of `length` indices, of which `take(i, j)` gives those from i up to j.
+
+    Starts at index `start` of the order, at once: no index before it is looked at, and none of another rank's in a full round.
+    """
+    size, share = plan.batch_size or 1, plan.share or 1
+    whole = share * plan.size
+    bounds = [(rank * share, (rank + 1) * share) for rank in ranks]
+    at = start
+    while at + whole <= length:
+        yield [take(at + low, at + high) for low, high in bounds], None
+        at += whole
+    if at >= length or (plan.drop_last and length - at < size):
+        return
+    rest = [take(low, min(low + size, length)) for low in range(at, length, size)]
+    if plan.drop_last and len(rest[-1]) < size:
+        rest.pop()
+    head = [take(low, min(low + size, length)) for low in range(0, min(whole, length), size)]
+    shares, tail = _divide(rest, head, plan, is_last=True, measure=count_listed)
+    mine = [shares[rank] for rank in ranks if rank < len(shares)]
+    if mine:
+        yield mine, tail
+
+
+def _divide(batches: list[Batch], head: list[Batch], plan: Plan, *, is_last: bool, measure: Measure) -> Round:
+    """The shares of all ranks in one round."""
     if plan.size == 1:
         return batches, None
     if plan.batch_size is None:
-        return _deal_whole(batches, head, plan)
+        return _deal_whole(batches, head, plan, measure)
     if plan.split:
         return _slice_batch(batches[0], head, plan)
     lengths = [len(batch) for batch in batches]
@@ -90,12 +143,12 @@ def _divide(batches: list[Batch], head: list[Batch], plan: Plan, *, is_last: boo
     regular = lengths[:-1] == [plan.batch_size] * (len(lengths) - 1) and lengths[-1] <= plan.batch_size
     if plan.even and not plan.drop_last and is_last and regular:
         return _fill(list(chain(*batches)), head, plan, plan.batch_size)
-    return _deal_whole(batches, head, plan)
+    return _deal_whole(batches, head, plan, measure)
 
 
-def _deal_whole(batches: list[Batch], head: list[Batch], plan: Plan) -> tuple[list[Batch], Tail | None]:
+def _deal_whole(batches: list[Batch], head: list[Batch], plan: Plan, measure: Measure) -> Round:
     """A batch per rank as it is; missing ones are left out, or taken from the first round."""
-    counts = [_length(batch) for batch in batches]
+    counts = [measure(batch) for batch in batches]
     missing = plan.size - len(batches)
     if missing == 0:
         return batches, Tail(tuple(counts), tuple(counts))
@@ -105,10 +158,10 @@ def _deal_whole(batches: list[Batch], head: list[Batch], plan: Plan) -> tuple[li
         nothing = [0] * missing
         return batches, Tail((*counts, *nothing), (*counts, *nothing))
     again = list(islice(cycle(head), missing))
-    return [*batches, *again], Tail((*counts, *map(_length, again)), (*counts, *[0] * missing))
+    return [*batches, *again], Tail((*counts, *map(measure, again)), (*counts, *[0] * missing))
 
 
-def _slice_batch(batch: list[Any], head: list[Batch], plan: Plan) -> tuple[list[Batch], Tail | None]:
+def _slice_batch(batch: list[Any], head: list[Batch], plan: Plan) -> Round:
     """A batch cut into one slice per rank."""
     whole = plan.batch_size or 0
     share = whole // plan.size
@@ -130,10 +183,6 @@ def _fill(samples: list[Any], head: list[Batch], plan: Plan, share: int) -> tupl
     keep = tuple(min(max(len(samples) - rank * share, 0), share) for rank in range(plan.size))
     shares = [filled[rank * share : (rank + 1) * share] for rank in range(plan.size)]
     return shares, Tail((share,) * plan.size, keep)
-
-
-def _length(batch: Batch) -> int:
-    return len(batch) if isinstance(batch, (list, tuple)) else -1
 
 
 def count_rounds(batches: int, plan: Plan, samples: int | None = None) -> int:
@@ -158,7 +207,7 @@ def _count_slices(batches: int, plan: Plan, samples: int | None) -> int:
 
 def mark_padding(
     batches: Iterator[Batch], *, replicas: int, length: int, per_rank: int, seen: int = 0
-) -> Iterator[Share]:
+) -> Iterator[Round]:
     """Batches of a sampler that already serves this rank alone, and has repeated samples so that ranks are even.
 
     `length` samples in all, `per_rank` at each of `replicas` ranks, dealt one by one: the last sample of the last ranks is a
@@ -166,10 +215,10 @@ def mark_padding(
     """
     padded = length % replicas
     for batch in batches:
-        count = max(_length(batch), 1)
+        count = max(count_listed(batch), 1)
         seen += count
         if padded and seen == per_rank and per_rank * replicas > length:
             keep = tuple(count - int(rank >= padded) for rank in range(replicas))
-            yield batch, Tail((count,) * replicas, keep)
+            yield [batch], Tail((count,) * replicas, keep)
         else:
-            yield batch, None
+            yield [batch], None

@@ -1,67 +1,163 @@
-"""Streams: every rank reads the whole of an iterable data set and keeps its share of each round."""
+"""Streams: every reading process goes through its whole stream and keeps the share of its rank of each round.
 
-from collections.abc import Callable, Iterator
+A worker process has a stream of its own (whatever the data set makes of `get_worker_info`), and makes whole rounds of it, so
+that a round comes from the same worker on every rank.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
-from accelkit.runtime.data.shard import Plan, Tail, deal
+from accelkit.runtime.data import cut, shard
+from accelkit.runtime.data.shard import Plan, Tail
 
 
-class Tailed:
-    """A sample, or a batch, of a round that is not complete: travels from the reading (worker) process with what is known of the round."""
+@dataclass(frozen=True)
+class Place:
+    """How far one stream has been read."""
 
-    def __init__(self, value: Any, tail: Tail) -> None:
-        self.value = value
-        self.tail = tail
+    read: int = 0
+    """Samples, or ready batches where the data set makes them."""
+    state: Any = None
+    """What the data set's `state_dict` said there; None where it has none."""
 
-    def pin_memory(self) -> "Tailed":
+
+@dataclass(frozen=True)
+class Start:
+    """Where an epoch begins."""
+
+    places: Sequence[Place] = (Place(),)
+    """Of each worker's stream; of the only one without workers."""
+    rotation: int = 0
+    """The worker whose turn it is first."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a stream stands behind a round."""
+
+    worker: int
+    place: Place
+
+
+@dataclass
+class Raw:
+    """The samples (or ready batch) of each rank that was asked for in a round, on their way to the collate function."""
+
+    parts: list[Any]
+    tail: Tail | None
+    mark: Mark
+
+
+@dataclass
+class Delivered:
+    """The same, collated, on its way from the reading process."""
+
+    values: list[Any]
+    tail: Tail | None
+    mark: Mark
+
+    def pin_memory(self) -> "Delivered":
         """Pin what is inside."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return Tailed(pin_memory(self.value), self.tail)  # type: ignore[no-untyped-call]
+        return replace(self, values=[pin_memory(value) for value in self.values])  # type: ignore[no-untyped-call]
 
 
-class StreamShare(IterableDataset[Any]):
-    """This rank's share of a stream."""
+class StreamShare(IterableDataset[Raw]):
+    """The rounds of a stream, with the shares of one rank (of all, with `every`)."""
 
-    def __init__(self, dataset: Any, plan: Plan) -> None:
+    def __init__(self, dataset: Any, plan: Plan, *, every: bool = False) -> None:
         self.dataset = dataset
         self.plan = plan
+        self.start = Start()
+        """Where the next iteration begins; every later one begins at the beginning."""
+        self._every = every
 
-    def __len__(self) -> int:
-        return len(self.dataset)
+    def __iter__(self) -> Iterator[Raw]:
+        start, self.start = self.start, Start()
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        return self._read(worker, start.places[worker] if worker < len(start.places) else Place())
 
-    def __iter__(self) -> Iterator[Any]:
-        plan, items = self.plan, iter(self.dataset)
-        if plan.batch_size is None:
-            yield from (item if tail is None else Tailed(item, tail) for item, tail in deal(items, plan))
-            return
-        for share, tail in deal(_chunks(items, plan.batch_size, plan.drop_last), plan):
-            yield from share if tail is None else (Tailed(item, tail) for item in share)
+    def _read(self, worker: int, place: Place) -> Iterator[Raw]:
+        plan = self.plan
+        first = self._first_round(place)
+        places: deque[Place] = deque()
+        batches = self._follow(self._enter(place), place.read, places)
+        rounds: Iterator[shard.Round]
+        if plan.batch_size is None and plan.split and plan.size > 1:
+            rounds = (cut.slices(batch, plan.size) for batch in batches)
+        else:
+            rounds = shard.deal(batches, plan, shard.everyone(plan), first=first, measure=cut.count)
+        for shares, tail in rounds:
+            for _ in range(min(plan.per_round, len(places))):
+                place = places.popleft()
+            parts = shares if self._every else shares[plan.rank : plan.rank + 1]
+            if parts:
+                yield Raw(parts, tail, Mark(worker, place))
+
+    def _enter(self, place: Place) -> Iterator[Any]:
+        """The stream from a place on: sought where the data set can, else read up to there."""
+        if place.read and place.state is not None:
+            self.dataset.load_state_dict(place.state)
+            return iter(self.dataset)
+        return islice(iter(self.dataset), place.read, None)
+
+    def _first_round(self, place: Place) -> list[Any]:
+        """The batches of the epoch's first round, which fill the last one, for a stream that does not start with them."""
+        plan = self.plan
+        if not place.read or plan.size == 1 or plan.drop_last or not plan.even:
+            return []
+        chunks = _chunks(iter(self.dataset), plan.batch_size, drop_last=False)
+        return list(islice(chunks, plan.per_round))
+
+    def _follow(self, items: Iterator[Any], read: int, places: "deque[Place]") -> Iterator[Any]:
+        """The batches of a stream; for each, the place behind it goes into the queue."""
+        state_dict = getattr(self.dataset, "state_dict", None) if hasattr(self.dataset, "load_state_dict") else None
+        size = self.plan.batch_size
+        for chunk in _chunks(items, size, self.plan.drop_last):
+            read += 1 if size is None else len(chunk)
+            places.append(Place(read, None if state_dict is None else state_dict()))
+            yield chunk
 
 
-def _chunks(items: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
+def _chunks(items: Iterator[Any], size: int | None, drop_last: bool) -> Iterator[Any]:
+    if size is None:
+        yield from items
+        return
     least = size if drop_last else 1
     while len(chunk := list(islice(items, size))) >= least:
         yield chunk
 
 
-class TailedCollate:
-    """A collate function that takes samples out of their wrapping and puts the batch into one, where there is any."""
+class RoundCollate:
+    """A collate function for rounds, around that for batches."""
 
-    def __init__(self, inner: Callable[[Any], Any], *, whole: bool) -> None:
+    def __init__(self, inner: Callable[[Any], Any]) -> None:
         self.inner = inner
-        self.whole = whole
-        """The argument is one ready batch, not a list of samples."""
 
-    def __call__(self, items: Any) -> Any:
-        """Collate samples, or convert a ready batch."""
-        if self.whole:
-            if isinstance(items, Tailed):
-                return Tailed(self.inner(items.value), items.tail)
-            return self.inner(items)
-        if items and isinstance(items[-1], Tailed):
-            return Tailed(self.inner([item.value for item in items]), items[-1].tail)
-        return self.inner(items)
+    def __call__(self, raw: Raw) -> Delivered:
+        """Collate the samples, or convert the ready batch, of every rank."""
+        return Delivered([self.inner(part) for part in raw.parts], raw.tail, raw.mark)
+
+
+class WorkerStart:
+    """A worker_init_fn around the script's: a worker sees the script's data set, and the number of the stream that it reads."""
+
+    def __init__(self, inner: Callable[[int], None] | None) -> None:
+        self.inner = inner
+
+    def __call__(self, worker: int) -> None:
+        """Take the place of the worker that would have been here had the epoch begun at its beginning."""
+        info: Any = get_worker_info()
+        share = info.dataset
+        number = (worker + share.start.rotation) % info.num_workers
+        object.__setattr__(info, "dataset", share.dataset)
+        object.__setattr__(info, "id", number)
+        if self.inner is not None:
+            self.inner(number)

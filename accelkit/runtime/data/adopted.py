@@ -1,0 +1,81 @@
+"""Loaders of other kinds, as torch DataLoaders: anything that yields batches, and torchdata's loader where it is asked for."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+
+def adopt(loader: Any, *, stateful: bool = False) -> DataLoader[Any]:
+    """The loader itself when it is a DataLoader; else a DataLoader of the ready batches that it yields.
+
+    With `stateful` the result is a torchdata StatefulDataLoader. Raises TypeError for what cannot be iterated anew, ImportError
+    when torchdata is asked for and not there.
+    """
+    found = loader if isinstance(loader, DataLoader) else AdoptedLoader(loader)
+    return _make_stateful(found) if stateful else found
+
+
+class ReadyBatches(IterableDataset[Any]):
+    """The batches of a loader of another kind, as a stream."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+
+class AdoptedLoader(DataLoader[Any]):
+    """A DataLoader in front of a loader of another kind, whose attributes it shows."""
+
+    def __init__(self, loader: Any) -> None:
+        if not hasattr(loader, "__iter__") or isinstance(loader, Iterator):
+            raise TypeError(
+                f"prepare_data_loader needs a torch.utils.data.DataLoader, or an object whose __iter__ starts an epoch of "
+                f"batches, not {type(loader).__module__}.{type(loader).__qualname__}. "
+                "Put the data into a Dataset or IterableDataset and give a DataLoader of it."
+            )
+        super().__init__(ReadyBatches(loader), batch_size=None, collate_fn=_as_it_is)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _make_stateful(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A StatefulDataLoader with everything that the loader was made with."""
+    try:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+    except ImportError as error:
+        raise ImportError(
+            "DataLoaderConfiguration(use_stateful_dataloader=True) needs torchdata 0.8 or later, which is not installed. "
+            "Type `pip install torchdata`, or leave the setting out: prepared loaders have state_dict and load_state_dict anyway."
+        ) from error
+    if StatefulDataLoader in type(loader).__mro__:
+        return loader
+    known = inspect.signature(StatefulDataLoader.__init__).parameters
+    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"]
+    names += ["multiprocessing_context", "persistent_workers", "pin_memory_device", "in_order"]
+    if loader.num_workers > 0:
+        names.append("prefetch_factor")
+    arguments = {name: getattr(loader, name) for name in names if name in known and hasattr(loader, name)}
+    made: DataLoader[Any] = StatefulDataLoader(**arguments, batch_size=None)
+    made.__dict__.update(
+        {name: loader.__dict__[name] for name in ("batch_size", "batch_sampler", "sampler", "drop_last")}
+    )
+    return made
