@@ -7,14 +7,14 @@ import hashlib
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 CHUNK: Final = 64 * 2**20
 """Bytes per chunk."""
-THREADS: Final = 2
+THREADS: Final = 3
 _READ: Final = 2**20
 _INLINE: Final = 2**16
 """Smaller writes are not worth another thread."""
@@ -53,20 +53,36 @@ class DigestingFile:
         self._pool = pool
         self._chunks: list[_Chunk] = []
         self._position = 0
+        self._overlaps = not isinstance(pool, Inline)
+        self._flushing: Future[None] | None = None
+        self._flushed = 0
 
     def write(self, data: Any) -> int:
         """Write all of `data`, anything with a buffer; returns its size in bytes."""
         view = memoryview(data).cast("B")
         pending: list[Future[None]] = []
-        for chunk, piece in self._cut(view):
-            if len(piece) > _INLINE:
-                pending.append(self._pool.submit(chunk.update, piece))
-            else:
-                chunk.update(piece)
-            _write_all(self._descriptor, piece)
-        for future in pending:
-            future.result()
+        try:
+            for chunk, piece in self._cut(view):
+                if len(piece) > _INLINE:
+                    pending.append(self._pool.submit(chunk.update, piece))
+                else:
+                    chunk.update(piece)
+                _write_all(self._descriptor, piece)
+                self._flush_early()
+        finally:
+            wait(pending)  # the memory is the caller's again
         return len(view)
+
+    def _flush_early(self) -> None:
+        """Let the disk work on what is there, while the rest is written: the kernel would wait for the end."""
+        if not self._overlaps or self._position - self._flushed < CHUNK:
+            return
+        if self._flushing is not None:
+            if not self._flushing.done():
+                return
+            self._flushing.result()  # a failure is told once: fsync at the end would not know of it
+        self._flushed = self._position
+        self._flushing = self._pool.submit(os.fdatasync, self._descriptor)
 
     def _cut(self, view: memoryview) -> Iterator[tuple[_Chunk, memoryview]]:
         while len(view):
@@ -83,6 +99,8 @@ class DigestingFile:
     def close(self) -> Digests:
         """Bring everything to the disk, and return the digests."""
         try:
+            if self._flushing is not None:
+                self._flushing.result()
             os.fsync(self._descriptor)
         finally:
             self.abandon()
@@ -93,7 +111,9 @@ class DigestingFile:
         )
 
     def abandon(self) -> None:
-        """Close without waiting for the disk."""
+        """Close, whatever became of the content."""
+        if self._flushing is not None:
+            wait([self._flushing])
         os.close(self._descriptor)
 
 
