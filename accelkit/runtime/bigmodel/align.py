@@ -135,7 +135,7 @@ class AlignDevicesHook(ModelHook):
     def _offloads(self, slot: Slot) -> bool:
         if not self.offload or (slot.is_buffer and not self.offload_buffers):
             return False
-        return self.weights_map is None or slot.name in self.weights_map or not slot.tensor.is_meta
+        return self.weights_map is None or slot.name in self.weights_map
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Bring tensors and inputs."""

@@ -5,6 +5,7 @@ reading tensors is checked here: that files exist, lie in the folder, and hold w
 """
 
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ from accelkit.runtime.bigmodel.safetensors_file import SafetensorsFile, load_jso
 
 INDEX: Final = ".index.json"
 _TORCH: Final = (".bin", ".pt", ".pth")
+_DAMAGE: Final = (
+    *(OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
+    *(pickle.UnpicklingError, struct.error),
+)
+"""What reading a damaged pickle may raise."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ def _open_torch(path: Path, copy: bool) -> dict[str, Stored]:
     mapped = not copy and zipfile.is_zipfile(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+    except _DAMAGE as error:
         raise CheckpointFileError(
             f"{path} cannot be read as tensors alone: {error}",
             hint="it is damaged, or holds objects, which could run code; save a state dict of tensors",

@@ -15,6 +15,7 @@ from torch import nn
 
 from accelkit.runtime.bigmodel.align import holders
 from accelkit.runtime.bigmodel.bytesize import convert_file_size_to_int
+from accelkit.runtime.bigmodel.collecting import uncollected
 from accelkit.runtime.bigmodel.device_map import check_device_map, place_of, resolve_device_map
 from accelkit.runtime.bigmodel.hooks import add_hook_to_module
 from accelkit.runtime.bigmodel.loading import load_checkpoint_in_model
@@ -82,6 +83,7 @@ def dispatch_model(
     return model
 
 
+@uncollected()
 def load_checkpoint_and_dispatch(
     model: nn.Module,
     checkpoint: str | Path,

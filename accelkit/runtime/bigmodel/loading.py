@@ -18,6 +18,7 @@ from torch import nn
 from accelkit.runtime.bigmodel.broadcast import read_on_rank_0
 from accelkit.runtime.bigmodel.bytesize import CustomDtype
 from accelkit.runtime.bigmodel.checkpoint import Checkpoint, Stored, open_checkpoint
+from accelkit.runtime.bigmodel.collecting import uncollected
 from accelkit.runtime.bigmodel.device_map import check_device_map, place_of
 from accelkit.runtime.bigmodel.failures import CheckpointFileError
 from accelkit.runtime.bigmodel.naming import fit_names
@@ -64,6 +65,7 @@ class Plan:
     unexpected: list[str] = field(default_factory=list)
 
 
+@uncollected()
 def load_checkpoint_in_model(
     model: nn.Module,
     checkpoint: str | Path,

@@ -142,6 +142,9 @@ class PrefixedDataset(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         return self.dataset[f"{self.prefix}{key}"]
 
+    def __contains__(self, key: object) -> bool:
+        return f"{self.prefix}{key}" in self.dataset
+
     def __iter__(self) -> Iterator[str]:
         return (key.removeprefix(self.prefix) for key in self.dataset if key.startswith(self.prefix))
 
@@ -194,6 +197,9 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._keys)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.state_dict or key in self.index
 
     def __len__(self) -> int:
         return len(self._keys)
