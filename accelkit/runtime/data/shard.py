@@ -93,14 +93,22 @@ def deal(
     `first` holds the batches of the epoch's first round, for batches that do not start there; else they are taken from these.
     """
     head = list(first)
-    following = list(islice(batches, plan.per_round))
-    while following:
-        current, following = following, list(islice(batches, plan.per_round))
+    current = list(islice(batches, plan.per_round))
+    while current:
         head = head or current
+        following = [] if _is_full(current, plan) else list(islice(batches, plan.per_round))  # is it the last?
         shares, tail = _divide(current, head, plan, is_last=not following, measure=measure)
         mine = [shares[rank] for rank in ranks if rank < len(shares)]
         if mine:
             yield mine, tail
+        current = following or list(islice(batches, plan.per_round))
+
+
+def _is_full(batches: list[Batch], plan: Plan) -> bool:
+    """Whether a round is complete in itself, so that what follows it makes no difference."""
+    if len(batches) < plan.per_round:
+        return False
+    return plan.size == 1 or plan.batch_size is None or all(len(batch) == plan.batch_size for batch in batches)
 
 
 def deal_order(
