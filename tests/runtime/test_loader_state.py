@@ -57,7 +57,7 @@ class Pairs(Sampler[list[int]]):
         self.length = length
 
     def __len__(self) -> int:
-        return -(-self.length // 2)
+        return (self.length + 1) // 2
 
     def __iter__(self) -> Iterator[list[int]]:
         starts = list(range(0, self.length, 2))
@@ -172,8 +172,8 @@ def test_workers_streams_go_on_where_each_of_them_was(
         second[0].load_state_dict(through_file(first[0].state_dict()))
         assert seen + whole(second) == wanted
         assert whole(second) == wanted
+    other = World(1, state).prepare(lambda _: DataLoader(dataset(13), 2, num_workers=3 - workers))
     with pytest.raises(SettingError, match=f"num_workers={workers}"):
-        other = World(1, state).prepare(lambda _: DataLoader(dataset(13), 2, num_workers=3 - workers))
         other[0].load_state_dict(first[0].state_dict())
 
 
