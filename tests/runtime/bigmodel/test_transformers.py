@@ -25,7 +25,9 @@ def config(kind: str) -> Any:
         return transformers.LlamaConfig(
             **SMALL, intermediate_size=64, num_key_value_heads=1, max_position_embeddings=64
         )
-    return transformers.T5Config(vocab_size=120, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+    return transformers.T5Config(
+        vocab_size=120, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0
+    )
 
 
 CLASSES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "t5": "T5ForConditionalGeneration"}
