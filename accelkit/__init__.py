@@ -4,10 +4,14 @@ Importing the package costs nothing: the public names of the runtime are looked 
 ``from accelkit import Accelerator`` needs torch and ``import accelkit`` does not.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+from importlib import import_module
+
+TYPE_CHECKING = False  # what type checkers take for true; importing it from typing would cost more than all the rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from accelkit.runtime import *  # noqa: F403  (the names that the lazy lookup below serves)
 
 __version__ = "0.1.0"

@@ -3,14 +3,14 @@
 Knows what the contract uses: str, int, float, bool, None, Literal, optional, tuple[X, ...], list[X], dict[str, X], nested dataclasses, Any.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
-import tempfile
+import time
 import types
 import typing
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -52,34 +52,39 @@ def loads(kind: type[T], text: str) -> T:
     return from_dict(kind, data)
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to a temporary name in the same folder, flush it to disk, and rename it over `path`.
+def write_text(path: str | os.PathLike[str], text: str, *, durable: bool = False) -> None:
+    """Write `text` to a temporary name in the same folder and rename it over `path`.
 
-    A reader, and whoever is killed meanwhile, sees the old content or the new one, never a part.
+    A reader, and whoever is killed meanwhile, sees the old content or the new one, never a part. `durable`: flush it to the disk
+    first, so that this holds for a loss of power as well.
     """
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    path = os.fspath(path)
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}-{time.monotonic_ns()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o644)
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
 
 
-def write(path: str | os.PathLike[str], value: Any) -> None:
-    """Write a dataclass as JSON, atomically."""
-    write_text(path, dumps(value))
+def write(path: str | os.PathLike[str], value: Any, *, durable: bool = False) -> None:
+    """Write a dataclass as JSON, atomically; see :func:`write_text`."""
+    write_text(path, dumps(value), durable=durable)
 
 
 def read(kind: type[T], path: str | os.PathLike[str]) -> T:
     """Read a dataclass back. Raises CodecError with the path in its message, and FileNotFoundError."""
     try:
-        return loads(kind, Path(path).read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8") as file:
+            return loads(kind, file.read())
     except CodecError as error:
         raise CodecError(f"{path}: {error}") from error
 

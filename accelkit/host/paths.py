@@ -26,6 +26,11 @@ def project_state(workdir: Path) -> Path:
     return workdir / ".accelkit"
 
 
+def project_runs(workdir: Path) -> Path:
+    """Where the folders of a project's runs lie."""
+    return project_state(workdir) / "runs"
+
+
 def package_root() -> Path:
     """The folder of the installed `accelkit` package."""
     return Path(accelkit.__file__).resolve().parent

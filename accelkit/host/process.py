@@ -1,5 +1,6 @@
 """The one module of the host side that starts processes."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from typing import IO, Final
 
 from accelkit.host.errors import KitError
 
+PIPE: Final = subprocess.PIPE
 TO_STDOUT: Final = subprocess.STDOUT
 """As `stderr` of a Child: into its standard output."""
 
@@ -75,6 +77,7 @@ class Child:
         *,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
         stdout: int | IO[bytes] | None = subprocess.PIPE,
         stderr: int | IO[bytes] | None = subprocess.PIPE,
         keep: Sequence[int] = (),
@@ -88,7 +91,7 @@ class Child:
                 list(argv),
                 cwd=cwd,
                 env=None if env is None else dict(env),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
@@ -108,6 +111,13 @@ class Child:
         if self._process.stdout is None:
             raise ValueError("standard output was not piped")
         return self._process.stdout
+
+    def tell(self, text: str) -> None:
+        """Write all of its standard input, once; nothing happens when it is gone. Raises ValueError when that was not piped."""
+        if self._process.stdin is None:
+            raise ValueError("standard input was not piped")
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(text.encode())
 
     @property
     def stderr(self) -> IO[bytes]:

@@ -5,16 +5,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accelkit.runtime.accelerator import Accelerator
+    from accelkit.runtime.available import is_rich_available
+    from accelkit.runtime.bigmodel.casting import cpu_offload_with_hook
+    from accelkit.runtime.bigmodel.device_map import infer_auto_device_map
+    from accelkit.runtime.bigmodel.dispatch import (
+        cpu_offload,
+        disk_offload,
+        dispatch_model,
+        load_checkpoint_and_dispatch,
+    )
+    from accelkit.runtime.bigmodel.empty import init_empty_weights, init_on_device
+    from accelkit.runtime.bigmodel.failures import CheckpointFileError, OffloadError
+    from accelkit.runtime.bigmodel.loading import load_checkpoint_in_model
+    from accelkit.runtime.checkpoint.background import SaveHandle
+    from accelkit.runtime.checkpoint.project import ProjectConfiguration
     from accelkit.runtime.data.loader import skip_first_batches
     from accelkit.runtime.data.sampler import SeedableRandomSampler
+    from accelkit.runtime.enumerations import DDPCommunicationHookType
     from accelkit.runtime.errors import (
         AccelkitError,
+        CheckpointError,
         DistributedOperationException,
+        MissingPackageError,
         SettingError,
+        TrackerError,
         UnsupportedError,
     )
     from accelkit.runtime.gradients import GradientState
+    from accelkit.runtime.memory import find_executable_batch_size
+    from accelkit.runtime.operations import synchronize_rng_states
     from accelkit.runtime.optimizer import AcceleratedOptimizer
+    from accelkit.runtime.rank_logging import get_logger
     from accelkit.runtime.rng import set_seed
     from accelkit.runtime.scheduler import AcceleratedScheduler
     from accelkit.runtime.settings import (
@@ -27,6 +48,7 @@ if TYPE_CHECKING:
         InitProcessGroupKwargs,
     )
     from accelkit.runtime.state import AcceleratorState, PartialState
+    from accelkit.runtime.tracking.base import GeneralTracker
 
 _HOMES = {
     "Accelerator": "accelerator",
@@ -36,6 +58,8 @@ _HOMES = {
     "DistributedType": "settings",
     "DataLoaderConfiguration": "settings",
     "GradientAccumulationPlugin": "settings",
+    "ProjectConfiguration": "checkpoint.project",
+    "SaveHandle": "checkpoint.background",
     "AutocastKwargs": "settings",
     "DistributedDataParallelKwargs": "settings",
     "GradScalerKwargs": "settings",
@@ -45,8 +69,28 @@ _HOMES = {
     "SeedableRandomSampler": "data.sampler",
     "skip_first_batches": "data.loader",
     "set_seed": "rng",
+    "synchronize_rng_states": "operations",
+    "is_rich_available": "available",
+    "find_executable_batch_size": "memory",
+    "get_logger": "rank_logging",
+    "DDPCommunicationHookType": "enumerations",
+    "init_empty_weights": "bigmodel.empty",
+    "init_on_device": "bigmodel.empty",
+    "cpu_offload": "bigmodel.dispatch",
+    "disk_offload": "bigmodel.dispatch",
+    "dispatch_model": "bigmodel.dispatch",
+    "load_checkpoint_and_dispatch": "bigmodel.dispatch",
+    "cpu_offload_with_hook": "bigmodel.casting",
+    "infer_auto_device_map": "bigmodel.device_map",
+    "load_checkpoint_in_model": "bigmodel.loading",
+    "CheckpointFileError": "bigmodel.failures",
+    "OffloadError": "bigmodel.failures",
     "AccelkitError": "errors",
+    "CheckpointError": "errors",
     "DistributedOperationException": "errors",
+    "MissingPackageError": "errors",
+    "TrackerError": "errors",
+    "GeneralTracker": "tracking.base",
     "SettingError": "errors",
     "UnsupportedError": "errors",
 }
@@ -61,7 +105,9 @@ __all__ = [
     "DistributedType",
     # settings
     "DataLoaderConfiguration",
+    "DDPCommunicationHookType",
     "GradientAccumulationPlugin",
+    "ProjectConfiguration",
     "AutocastKwargs",
     "DistributedDataParallelKwargs",
     "GradScalerKwargs",
@@ -70,13 +116,36 @@ __all__ = [
     "AcceleratedOptimizer",
     "AcceleratedScheduler",
     "SeedableRandomSampler",
+    # what an asynchronous save returns
+    "SaveHandle",
+    # what a tracker of one's own derives from
+    "GeneralTracker",
     # functions
     "set_seed",
+    "synchronize_rng_states",
+    "is_rich_available",
+    "find_executable_batch_size",
+    "get_logger",
     "skip_first_batches",
+    # big models
+    "init_empty_weights",
+    "init_on_device",
+    "cpu_offload",
+    "disk_offload",
+    "dispatch_model",
+    "load_checkpoint_and_dispatch",
+    "cpu_offload_with_hook",
+    "infer_auto_device_map",
+    "load_checkpoint_in_model",
     # errors
     "AccelkitError",
+    "CheckpointError",
+    "CheckpointFileError",
+    "OffloadError",
     "DistributedOperationException",
+    "MissingPackageError",
     "SettingError",
+    "TrackerError",
     "UnsupportedError",
 ]
 

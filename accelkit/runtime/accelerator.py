@@ -7,30 +7,34 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from accelkit.runtime import choices, env, models, precision, results, rng, strategies
+from accelkit.runtime import choices, models, precision, rng, strategies
 from accelkit.runtime.accumulate import Accumulation
+from accelkit.runtime.checkpoint.methods import CheckpointMethods
+from accelkit.runtime.checkpoint.project import ProjectConfiguration
 from accelkit.runtime.communication import CommunicationMethods
 from accelkit.runtime.data.loader import PreparedLoader
 from accelkit.runtime.data.prepare import prepare_data_loader
 from accelkit.runtime.errors import SettingError
 from accelkit.runtime.gradients import GradientState
 from accelkit.runtime.optimizer import AcceleratedOptimizer
+from accelkit.runtime.properties import AcceleratorProperties
 from accelkit.runtime.scheduler import AcceleratedScheduler
 from accelkit.runtime.settings import (
     DataLoaderConfiguration,
-    DistributedType,
     GradientAccumulationPlugin,
     Handlers,
     InitProcessGroupKwargs,
     KwargsHandler,
+    TorchDynamoPlugin,
 )
 from accelkit.runtime.state import AcceleratorState, PartialState
+from accelkit.runtime.tool_methods import ToolMethods
 from accelkit.runtime.training import TrainingMethods
 
 _TORCH_SCHEDULER: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
-class Accelerator(TrainingMethods, CommunicationMethods):
+class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, CheckpointMethods, ToolMethods):
     """Runs one training script on one process or many, on whatever device each of them has.
 
     Settings that are not given come from the launch (`kit run`, or KIT_* variables), and then from the defaults; a setting
@@ -40,16 +44,19 @@ class Accelerator(TrainingMethods, CommunicationMethods):
 
     Args:
         device_placement: put models, batches and optimizer state on `device`.
-        mixed_precision: "no", "bf16" or "fp16". Weights stay float32; forward runs under autocast.
+        mixed_precision: "no", "bf16", "fp16" or "fp8" (by torchao). Weights stay float32; forward runs under autocast.
         gradient_accumulation_steps: micro-batches per optimizer step, used by `accumulate` and `backward`.
         cpu: use the CPU although there is another device.
         strategy: "auto" (ddp for more than one rank, else single) or a name from the registry of strategies.
         seed: seed of all generators on all ranks, set once, now.
         deterministic: the same bits again on the same hardware; seed 0 where none is given.
-        dataloader_config, gradient_accumulation_plugin, kwargs_handlers: see these classes.
+        log_with: trackers: a name, a `GeneralTracker`, a list of these, or "all" that are installed; `init_trackers` starts them.
+        project_dir: where the project keeps checkpoints and logs; `project_config` says more, and wins.
+        dataloader_config, project_config, gradient_accumulation_plugin, kwargs_handlers: see these classes.
         step_scheduler_with_optimizer: a prepared scheduler follows its optimizer; False: it moves at every call.
         step_scheduler_once: a prepared scheduler moves once per optimizer step, not once per rank: for schedules whose length was
             taken from the prepared loader.
+        dynamo_backend: compile prepared models with this backend of torch.compile; `dynamo_plugin` says more.
 
     Raises SettingError for settings that are wrong or contradict each other or an earlier Accelerator, UnsupportedError for
     what the device or the number of ranks does not allow.
@@ -66,41 +73,51 @@ class Accelerator(TrainingMethods, CommunicationMethods):
         seed: int | None = None,
         deterministic: bool | None = None,
         dataloader_config: DataLoaderConfiguration | None = None,
+        log_with: Any = None,
+        project_dir: str | Path | None = None,
+        project_config: ProjectConfiguration | None = None,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
         step_scheduler_once: bool = False,
         kwargs_handlers: list[KwargsHandler] | None = None,
+        dynamo_backend: Any = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
     ) -> None:
-        handlers = Handlers(kwargs_handlers)
+        self.device_placement, handlers = device_placement, Handlers(kwargs_handlers)
         plugin = _one_plugin(gradient_accumulation_plugin, gradient_accumulation_steps)
         self._partial = PartialState(cpu=cpu, **handlers.get(InitProcessGroupKwargs).to_kwargs())
-        self.operations = self._partial.operations
         earlier = AcceleratorState.current()
-        chosen = choices.choose(
-            self._partial.defaults,
-            strategy=strategy or (earlier.strategy_name if earlier else None),
-            precision=mixed_precision or (earlier.mixed_precision if earlier else None),
-            grad_accum_steps=plugin.num_steps,
-            seed=seed,
-            deterministic=deterministic,
-            warn=self._partial.is_main_process and earlier is None,
-        )
+        asked = {"strategy": strategy, "precision": mixed_precision, "seed": seed, "deterministic": deterministic}
+        chosen = self._choose(asked, plugin.num_steps, earlier)
         self._settle(chosen, handlers, cpu)
-        plugin.num_steps = chosen.grad_accum_steps
-        said = gradient_accumulation_plugin is not None or gradient_accumulation_steps is not None
-        self._keep_books(plugin if said or earlier is None else None)
-        self.device_placement = device_placement
+        said = gradient_accumulation_plugin or gradient_accumulation_steps
+        self._keep_books(replace(plugin, num_steps=chosen.grad_accum_steps) if said or earlier is None else None)
+        self._keep_checkpoints(project_dir, project_config)
+        self._keep_tools(log_with, dynamo_backend, dynamo_plugin)
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
-        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        self.step_scheduler_once = step_scheduler_once
+        self.step_scheduler_with_optimizer, self.step_scheduler_once = (
+            step_scheduler_with_optimizer,
+            step_scheduler_once,
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Accelerator":
+        return self
+
+    def _choose(self, asked: dict[str, Any], steps: int | None, earlier: AcceleratorState | None) -> choices.Choices:
+        """Merge what the script asks for, what an earlier Accelerator decided, and what the launch says."""
+        if earlier is not None:
+            asked["strategy"] = asked["strategy"] or earlier.strategy_name
+            asked["precision"] = asked["precision"] or earlier.mixed_precision
+        warn = self._partial.is_main_process and earlier is None
+        return choices.choose(self._partial.defaults, **asked, grad_accum_steps=steps, warn=warn)
 
     def _keep_books(self, plugin: GradientAccumulationPlugin | None) -> None:
-        """Make what counts and remembers: accumulation, prepared objects, metrics. `plugin`: None leaves the shared state as it is."""
+        """Make what counts and remembers: accumulation, prepared objects. `plugin`: None leaves the shared state as it is."""
         self.gradient_state = GradientState(plugin)
-        self._accumulation = Accumulation(self.gradient_state)
+        self._accumulation = Accumulation(self.gradient_state, self._strategy.no_sync)
         self._models, self._optimizers = models.Prepared(), models.Prepared()
         self._dataloaders, self._schedulers = models.Prepared(), models.Prepared()
-        self._metrics = results.MetricsLog(env.metrics_file() if self.is_main_process else None)
+        self._is_triggered = False
 
     def _settle(self, chosen: choices.Choices, handlers: Handlers, cpu: bool) -> None:
         """Make the parts that depend on the settings; the first Accelerator of a process also seeds."""
@@ -109,104 +126,16 @@ class Accelerator(TrainingMethods, CommunicationMethods):
             earlier.check(chosen.precision, cpu)
         self._precision = precision.make(chosen.precision, self._partial.kind, handlers)
         self._strategy = strategies.make(chosen.strategy, self._partial, handlers)
-        self.operations = self._partial.operations
-        self.state = AcceleratorState.settle(self._partial, chosen.precision, self._strategy.name)
+        self._handlers = handlers
+        self.state = AcceleratorState.settle(
+            self._partial, chosen.precision, self._strategy.name, self._strategy.distributed_type
+        )
         if chosen.deterministic:
             rng.make_deterministic()
         if chosen.seed is not None and earlier is None:
             rng.set_seed(chosen.seed)
         scaler = self._precision.scaler
         self.scaler = None if self._strategy.capabilities.owns_loss_scaling else scaler
-
-    # ---- state ----------------------------------------------------------------------------------------------------
-
-    @property
-    def num_processes(self) -> int:
-        """Ranks of the run."""
-        return self._partial.num_processes
-
-    @property
-    def process_index(self) -> int:
-        """This rank, from 0."""
-        return self._partial.process_index
-
-    @property
-    def local_process_index(self) -> int:
-        """This rank among those of its node, from 0."""
-        return self._partial.local_process_index
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
-        return self._partial.device
-
-    @property
-    def distributed_type(self) -> DistributedType:
-        """How ranks work together."""
-        return self._strategy.distributed_type
-
-    @property
-    def strategy(self) -> str:
-        """Name of the strategy in force."""
-        return self._strategy.name
-
-    @property
-    def mixed_precision(self) -> str:
-        """The precision in force."""
-        return self._precision.name
-
-    @property
-    def native_amp(self) -> bool:
-        """Whether models compute in a smaller type."""
-        return self._precision.native_amp
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether this step completes an accumulation window."""
-        return self.gradient_state.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, value: bool) -> None:
-        self.gradient_state.sync_gradients = value
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """Micro-batches per optimizer step."""
-        return self.gradient_state.num_steps
-
-    @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, value: int) -> None:
-        self.gradient_state.num_steps = value
-
-    @property
-    def split_batches(self) -> bool:
-        """Whether a loader's batch size is that of all ranks together."""
-        return self.dataloader_config.split_batches
-
-    @property
-    def even_batches(self) -> bool:
-        """Whether loaders prepared from now on give every rank as many batches."""
-        return self.dataloader_config.even_batches
-
-    @even_batches.setter
-    def even_batches(self, value: bool) -> None:
-        self.dataloader_config.even_batches = value
-
-    @property
-    def optimizer_step_was_skipped(self) -> bool:
-        """Whether any prepared optimizer's last due step was skipped because a gradient overflowed."""
-        return any(optimizer.step_was_skipped for optimizer in self._optimizers.objects)
-
-    @property
-    def output_dir(self) -> Path:
-        """The folder for what the run produces (KIT_OUTPUT_DIR, else `outputs`); it exists."""
-        folder = env.output_dir()
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-    def wait_for_everyone(self) -> None:
-        """Return when all ranks have called it."""
-        self.operations.barrier()
 
     # ---- prepare --------------------------------------------------------------------------------------------------
 
@@ -220,6 +149,7 @@ class Accelerator(TrainingMethods, CommunicationMethods):
             raise ValueError(
                 f"prepare: device_placement has {len(device_placement)} entries for {len(objects)} objects"
             )
+        self.state.require()
         placement = device_placement or [self.device_placement] * len(objects)
         ready = [self._prepare_one(item, place) for item, place in zip(objects, placement, strict=True)]
         ready = [self.prepare_scheduler(item) if isinstance(item, _TORCH_SCHEDULER) else item for item in ready]
@@ -238,7 +168,7 @@ class Accelerator(TrainingMethods, CommunicationMethods):
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> Any:
-        """The model on the device, in this precision, wrapped for this strategy (not with `evaluation_mode`)."""
+        """The model on the device, in this precision, wrapped for this strategy (not with `evaluation_mode`), compiled if that is on."""
         found = self._models.find(model)
         if found is not None:
             return found
@@ -247,7 +177,8 @@ class Accelerator(TrainingMethods, CommunicationMethods):
         if place and self._strategy.capabilities.moves_models:
             inner.to(self.device)
         self._precision.attach(inner)
-        wrapped = model if evaluation_mode else self._strategy.wrap(model)
+        compiled = self._compilation.inside(model)
+        wrapped = self._compilation.outside(compiled if evaluation_mode else self._strategy.wrap(compiled))
         self._models.add(model, wrapped)
         return wrapped
 
@@ -261,7 +192,7 @@ class Accelerator(TrainingMethods, CommunicationMethods):
         place = self.device_placement if device_placement is None else device_placement
         made = optimizer
         if not isinstance(made, AcceleratedOptimizer):
-            made = AcceleratedOptimizer(optimizer, self.device if place else None, self.scaler)
+            made = AcceleratedOptimizer(optimizer, place, self.scaler)
         self._optimizers.add(optimizer, made)
         return made
 
@@ -288,7 +219,7 @@ class Accelerator(TrainingMethods, CommunicationMethods):
             config=self.dataloader_config,
             agree=lambda value: self.operations.broadcast_object_list([value])[0],
             state=self.gradient_state,
-            channel=self.operations.channel,
+            handout=self.operations.handout,
             shard=shard,
         )
         self._dataloaders.add(data_loader, made)
@@ -314,7 +245,9 @@ class Accelerator(TrainingMethods, CommunicationMethods):
 
     def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Exactly the object that was given to prepare; see `models.unwrap` for the options."""
-        return models.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
+        return models.unwrap(
+            self._models.given(model), keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
+        )
 
 
 def _one_plugin(plugin: GradientAccumulationPlugin | None, steps: int | None) -> GradientAccumulationPlugin:

@@ -1,15 +1,13 @@
 """The entry point of a node: starts its ranks, relays what they print, and ends them all when one fails.
 
-    python3 kit_boot.py SPEC --node N
+    python3 kit_boot.py SPEC --node N        SPEC "-": the first line of standard input says where it lies
 
 Imports no torch. Exit code: that of the node's first failing rank (128 + n for signal n), 128 + n when a signal stopped the node, else 0.
 """
 
 import argparse
 import os
-import platform
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -27,11 +25,17 @@ from accelkit.runtime.boot_relay import say
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the node and exit."""
     parser = argparse.ArgumentParser(prog="kit_boot", description="Start and watch the ranks of one node.")
-    parser.add_argument("spec", help="path of the launch spec")
+    parser.add_argument("spec", help="path of the launch spec, or -")
     parser.add_argument("--node", type=int, required=True, help="rank of this node")
     arguments = parser.parse_args(argv)
-    spec = codec.read(LaunchSpec, arguments.spec)
-    sys.exit(Node(spec, arguments.node).run())
+    path = arguments.spec if arguments.spec != "-" else sys.stdin.readline().rstrip("\n")
+    if not path:
+        sys.exit(0)  # whoever started us has changed its mind
+    spec = codec.read(LaunchSpec, path)
+    code = Node(spec, arguments.node).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is written; taking the interpreter apart would only keep the run waiting
 
 
 class Node:
@@ -51,9 +55,9 @@ class Node:
         report = NodeReport(
             node=self._index,
             state="started",
-            hostname=socket.gethostname(),
+            hostname=os.uname().nodename,
             pid=os.getpid(),
-            python=platform.python_version(),
+            python=".".join(map(str, sys.version_info[:3])),
             cores=usable,
             threads=threads,
             interface=interface,

@@ -79,6 +79,7 @@ def route_to(host: str, port: int, timeout: float) -> tuple[str | None, str]:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                 probe.connect(address)
                 local = probe.getsockname()[0]
+            _check_reachable(host, str(address[0]), local)
             return _interface_of(local), local
         except OSError as error:
             if time.monotonic() > deadline:
@@ -88,6 +89,18 @@ def route_to(host: str, port: int, timeout: float) -> tuple[str | None, str]:
             sys.stderr.write(f"waiting for {host}\n")
             sys.stderr.flush()
         time.sleep(_RETRY)
+
+
+def _check_reachable(host: str, address: str, local: str) -> None:
+    """Raise JoinError when `host` is a name for this machine alone, or the way to it does not leave the link."""
+    for found in (address, local):
+        if found.startswith("169.254.") or (
+            found.startswith("127.") and not host.startswith("127.") and host != "localhost"
+        ):
+            raise JoinError(
+                f"{host} is {address} here, reached from {local}: an address that other nodes cannot use. "
+                f"Give {host} a routable IPv4 address in /etc/hosts or DNS"
+            )
 
 
 def _interface_of(address: str) -> str | None:

@@ -27,7 +27,7 @@ _ORPHAN_ROUND: Final = 0.02
 """Seconds between two looks for orphans; there are twenty at most, so that one that cannot be killed holds nobody up."""
 _DRAIN: Final = 0.5
 """Seconds that pipes are still read after a rank's end; a grandchild may keep them open for ever."""
-RANK_MAIN: Final = Path(__file__).parent / "rank_entry.py"
+RANK_ENTRY: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_entry.py")
 
 
 class Rank:
@@ -101,8 +101,9 @@ class Ranks:
         mine = self._spec.interactive and rank == 0
         pipe = None if mine else subprocess.PIPE
         parent = os.getpid()
+        program = self._spec.program
         process = subprocess.Popen(
-            [sys.executable, str(RANK_MAIN)],
+            [sys.executable, RANK_ENTRY, program.kind, program.target, *program.args],
             cwd=self._spec.workdir,
             env=env,
             stdin=None if mine else subprocess.DEVNULL,

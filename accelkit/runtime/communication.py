@@ -1,5 +1,6 @@
 """The collective operations of `Accelerator`, as methods."""
 
+from abc import abstractmethod
 from typing import Any
 
 from accelkit.runtime import metrics
@@ -11,8 +12,23 @@ from accelkit.runtime.gradients import GradientState
 class CommunicationMethods:
     """Methods that all ranks call together, in the same order."""
 
-    operations: NestedCollectives
     gradient_state: GradientState
+    _is_triggered: bool
+
+    @property
+    @abstractmethod
+    def operations(self) -> NestedCollectives:
+        """Collective operations on nested structures."""
+
+    def set_trigger(self) -> None:
+        """Raise a flag on this rank; :meth:`check_trigger` shows it to all."""
+        self._is_triggered = True
+
+    def check_trigger(self) -> bool:
+        """Whether any rank has raised its flag since the last check, which lowers it. All ranks must call it."""
+        found = self.operations.any(self._is_triggered)
+        self._is_triggered = False
+        return found
 
     def gather(self, tensor: Any) -> Any:
         """Tensors of all ranks joined along their first dimension, in the order of ranks; nested structures are kept.

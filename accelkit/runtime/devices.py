@@ -29,10 +29,12 @@ class Kind:
 
 
 def _cpu_supports(precision: str) -> bool:
-    return precision in ("no", "bf16")
+    return precision in ("no", "bf16", "fp16")
 
 
 def _cuda_supports(precision: str) -> bool:
+    if precision == "fp8":
+        return torch.cuda.get_device_capability() >= (8, 9)
     return precision != "bf16" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 

@@ -78,6 +78,11 @@ def read_defaults(environ: Mapping[str, str] | None = None) -> Defaults:
     return Defaults(settings=settings, source="the environment (KIT_*)")
 
 
+def text(name: str) -> str | None:
+    """What a variable says; None where it is not set, or empty."""
+    return os.environ.get(name) or None
+
+
 def metrics_file() -> Path | None:
     """The file that metrics are appended to; None without one."""
     path = os.environ.get(names.ENV_METRICS_FILE)
@@ -93,6 +98,11 @@ def exchange_folder() -> Path | None:
 def output_dir() -> Path:
     """The folder for what the run produces: the launch's, else `outputs` in the working folder."""
     return Path(os.environ.get(names.ENV_OUTPUT_DIR) or "outputs")
+
+
+def master_addr() -> str | None:
+    """An address of the machine of rank 0; None where the launch says none."""
+    return os.environ.get("MASTER_ADDR") or None
 
 
 def threads_are_set() -> bool:

@@ -3,6 +3,9 @@
 AccelkitError
 |-- SettingError (also a ValueError)         a setting is wrong, or contradicts another
 |-- UnsupportedError (also a RuntimeError)   this device, strategy or input cannot do what was asked
+|-- CheckpointError (also a RuntimeError)    a checkpoint cannot be written, or cannot be loaded as it is
+|-- MissingPackageError (also an ImportError) an optional library that was asked for is not installed
+|-- TrackerError (also a RuntimeError)       the library behind a tracker failed
 |-- BatchSourceError (also a RuntimeError)   the rank that reads the data for all could not go on
 +-- DistributedOperationException            the ranks do not agree on a collective operation
 """
@@ -22,6 +25,18 @@ class SettingError(AccelkitError, ValueError):
 
 class UnsupportedError(AccelkitError, RuntimeError):
     """What was asked for cannot be done here, and doing something else instead would change results."""
+
+
+class CheckpointError(AccelkitError, RuntimeError):
+    """A checkpoint that cannot be written, or that is damaged, incomplete, or of something else than what is prepared."""
+
+
+class MissingPackageError(AccelkitError, ImportError):
+    """An optional library that was asked for is not installed; the hint says how to install it."""
+
+
+class TrackerError(AccelkitError, RuntimeError):
+    """The library behind a tracker failed. The message names the tracker, the cause is the library's own error."""
 
 
 class DistributedOperationException(AccelkitError):

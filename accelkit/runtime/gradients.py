@@ -55,11 +55,29 @@ class GradientState:
         self.sync_with_dataloader = True
         self.sync_each_batch = False
         self._active: list[ActiveLoader] = []
+        self._moved: dict[ActiveLoader, bool] = {}
+        """Iterations that moved on since a micro-batch was counted last, and whether they began then."""
 
     @classmethod
     def _reset_state(cls) -> None:
-        """Forget the shared object; the next one made starts anew."""
-        cls._shared = None
+        """Put the shared object back to its defaults, wherever it is held."""
+        if cls._shared is not None:
+            cls._shared._start()  # noqa: SLF001  (its own)
+
+    def __repr__(self) -> str:
+        shown = ("sync_gradients", "num_steps", "end_of_dataloader", "remainder", "in_dataloader")
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    @property
+    def plugin_kwargs(self) -> dict[str, Any]:
+        """What is in force, as arguments of `GradientAccumulationPlugin` that differ from its defaults."""
+        return GradientAccumulationPlugin(
+            self.num_steps, self.adjust_scheduler, self.sync_with_dataloader, self.sync_each_batch
+        ).to_kwargs()
+
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        """Say whether this step completes an accumulation window."""
+        self.sync_gradients = sync_gradients
 
     @property
     def initialized(self) -> bool:
@@ -98,14 +116,39 @@ class GradientState:
 
     def enter(self, iteration: ActiveLoader) -> None:
         """Make an iteration the innermost one: it has just begun, or it has just moved on."""
-        active = self._active
+        active, moved = self._active, self._moved
         if active and active[-1] is iteration:
+            moved.setdefault(iteration, False)
             return
-        if iteration in active:
+        begins = iteration not in active
+        if begins:  # inside those that go on, beside those that began with it
+            for other in [other for other, began in moved.items() if not began]:
+                del moved[other]
+        else:
             active.remove(iteration)
         active.append(iteration)
+        moved.setdefault(iteration, begins)
 
     def leave(self, iteration: ActiveLoader) -> None:
         """Take out an iteration that is over, whether it came to its end or was left."""
+        self._moved.pop(iteration, None)
         if iteration in self._active:
             self._active.remove(iteration)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether a loader has moved on since the last micro-batch was counted."""
+        return bool(self._moved)
+
+    def take_end(self) -> bool:
+        """Whether the micro-batch that is counted now is the last one; forgets which loaders moved on for it.
+
+        It is the last one when any of them is at its end. Of loaders iterated side by side the shortest decides, therefore, and of
+        nested ones the inner.
+        """
+        moved = self._moved
+        if not moved:
+            return self.end_of_dataloader
+        found = any(iteration.at_end for iteration in moved)
+        moved.clear()
+        return found

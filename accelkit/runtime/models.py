@@ -1,5 +1,6 @@
 """Which models were prepared, and the way back."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -19,12 +20,25 @@ class Prepared:
         """What prepare returned, in order."""
         return [prepared for _, prepared in self._pairs]
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.objects)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._pairs[place][1]
+
     def find(self, given: Any) -> Any:
         """What prepare made of `given`, or `given` itself when prepare made it; None when it is new."""
         for original, prepared in self._pairs:
             if given is original or given is prepared:
                 return prepared
         return None
+
+    def given(self, prepared: Any) -> Any:
+        """What prepare made `prepared` of; `prepared` itself when it did not."""
+        return next((original for original, made in self._pairs if made is prepared), prepared)
 
     def add(self, original: Any, prepared: Any) -> None:
         """Remember what prepare made."""
@@ -35,21 +49,39 @@ class Prepared:
         self._pairs.clear()
 
 
+def engine(model: nn.Module) -> nn.Module:
+    """What a strategy has made: a model without the `torch.compile` around it, if that is what is compiled."""
+    compiled = model.__dict__["_modules"].get("_orig_mod")
+    return compiled if isinstance(compiled, DistributedDataParallel) else model
+
+
 def unwrap(model: nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
     """The model that was given to prepare: exactly that object.
 
     `keep_fp32_wrapper=False` also takes off the hooks by which its forward runs in mixed precision; `keep_torch_compile=False`
     also returns what was compiled. Compiling a prepared model wraps the wrapper, which is taken off in any case.
     """
-    inner: Any = model
-    compiled = getattr(model, "_orig_mod", None)
-    if isinstance(compiled, DistributedDataParallel):
-        inner = compiled
-    if isinstance(inner, DistributedDataParallel):
+    inner: Any = engine(model)
+    while isinstance(inner, (DistributedDataParallel, nn.DataParallel)):
         inner = inner.module
     if not keep_torch_compile:
         inner = getattr(inner, "_orig_mod", inner)
     if not keep_fp32_wrapper:
         precision.detach(getattr(inner, "_orig_mod", inner))
         precision.detach(inner)
+    return inner
+
+
+def extract_model_from_parallel(
+    model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
+) -> Any:
+    """The model inside what wraps it for several ranks; see :func:`unwrap`. `recursive`: also wherever such a wrapper lies inside it.
+
+    Inner wrappers are replaced in the model itself.
+    """
+    inner = unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
+    if recursive:
+        for parent in list(inner.modules()):
+            for name, child in list(parent.named_children()):
+                setattr(parent, name, unwrap(child, keep_torch_compile=keep_torch_compile))
     return inner

@@ -1,11 +1,11 @@
 """Collective operations as functions, on the process's own state; the same as the methods of `Accelerator`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from accelkit.runtime import structure
+from accelkit.runtime.errors import DistributedOperationException, UnsupportedError
 from accelkit.runtime.state import PartialState
 
 
@@ -17,6 +17,11 @@ def gather(tensor: Any) -> Any:
 def gather_object(object: Any) -> Any:  # noqa: A002  (the name that users of this API family know)
     """Objects of all ranks, in one list; each rank brings something iterable."""
     return PartialState().operations.gather_object(object)
+
+
+def gather_tensor_shape(tensor: torch.Tensor) -> list[torch.Size]:
+    """The shape of every rank's tensor, in the order of ranks; they may have different numbers of dimensions."""
+    return [torch.Size(shape) for shape in PartialState().operations.exchange(tuple(tensor.shape))]
 
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
@@ -34,6 +39,24 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     return PartialState().operations.broadcast_object_list(object_list, from_process)
 
 
+def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
+    """The tensor of the one rank that brings one, on every rank's device; the others bring None.
+
+    Raises DistributedOperationException on every rank when none or several bring one.
+    """
+    state = PartialState()
+    offers = state.operations.exchange(None if tensor is None else (tuple(tensor.shape), tensor.dtype))
+    sources = [rank for rank, offer in enumerate(offers) if offer is not None]
+    if len(sources) != 1:
+        raise DistributedOperationException(
+            f"copy_tensor_to_devices: exactly one rank brings a tensor, but {sources or 'none'} did"
+        )
+    shape, dtype = offers[sources[0]]
+    made = torch.empty(shape, dtype=dtype, device=state.device) if tensor is None else tensor.to(state.device)
+    copied: torch.Tensor = state.operations.broadcast(made, sources[0])
+    return copied
+
+
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
     """Tensors padded along `dim` to the largest size of any rank; types stay."""
     return PartialState().operations.pad(tensor, dim, pad_index, pad_first)
@@ -44,55 +67,32 @@ def wait_for_everyone() -> None:
     PartialState().wait_for_everyone()
 
 
-def send_to_device(
-    tensor: Any,
-    device: torch.device | str,
-    non_blocking: bool = False,
-    skip_keys: str | Sequence[str] | None = None,
-) -> Any:
-    """A nested structure on a device; values under `skip_keys` stay where they are."""
-    keys = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
-    return structure.move(tensor, torch.device(device), non_blocking=non_blocking, skip_keys=keys)
+def synchronize_rng_state(rng_type: Any = None, generator: torch.Generator | None = None) -> None:
+    """Give every rank the state of one of rank 0's random generators.
+
+    `rng_type` is "torch" (the CPU's), "generator" (the one given), or a type of device of this machine. Raises
+    UnsupportedError for a device that is not there, TypeError for "generator" without one.
+    """
+    kind = str(getattr(rng_type, "value", rng_type))
+    if kind == "generator":
+        if generator is None:
+            raise TypeError("synchronize_rng_state('generator') needs the generator")
+        generator.set_state(_of_rank_0(generator.get_state()))
+    elif kind == "torch":
+        torch.set_rng_state(_of_rank_0(torch.get_rng_state()))
+    else:
+        module = getattr(torch, kind, None)
+        if module is None or not getattr(module, "is_available", lambda: False)():
+            raise UnsupportedError(f"synchronize_rng_state({kind!r}): this machine has no such device")
+        module.set_rng_state(_of_rank_0(module.get_rng_state()))
 
 
-def recursively_apply(
-    func: Callable[..., Any],
-    data: Any,
-    *args: Any,
-    test_type: Callable[[Any], bool] = torch.is_tensor,
-    error_on_other_type: bool = False,
-    **kwargs: Any,
-) -> Any:
-    """A structure in which each leaf that passes `test_type` is `func(leaf, ...)`. Other leaves stay, or raise TypeError."""
-
-    def apply(leaf: Any) -> Any:
-        if test_type(leaf):
-            return func(leaf, *args, **kwargs)
-        if error_on_other_type:
-            raise TypeError(f"{func.__name__} does not take a leaf of type {type(leaf).__name__}")
-        return leaf
-
-    return structure.map_leaves(apply, data)
+def synchronize_rng_states(rng_types: Sequence[Any], generator: torch.Generator | None = None) -> None:
+    """The same for several generators."""
+    for rng_type in rng_types:
+        synchronize_rng_state(rng_type, generator=generator)
 
 
-def find_batch_size(data: Any) -> int:
-    """Length of the first dimension of the first tensor, depth first. Raises ValueError when there is none."""
-    found = structure.find_batch_size(data)
-    if found is None:
-        raise ValueError(f"no tensor with a first dimension in {structure.describe(data)}")
-    return found
-
-
-def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
-    """Structures of tensors joined leaf by leaf; a sequence of one is its item, whatever it is."""
-    return data[0] if len(data) == 1 else structure.concatenate(data, dim)
-
-
-def slice_tensors(data: Any, tensor_slice: slice) -> Any:
-    """Each tensor of a structure cut along its first dimension."""
-    return structure.slice_tensors(data, tensor_slice)
-
-
-def convert_to_fp32(tensor: Any) -> Any:
-    """Tensors of half precision as float32; everything else as it is."""
-    return structure.to_float32(tensor)
+def _of_rank_0(state: torch.Tensor) -> torch.Tensor:
+    sent: torch.Tensor = PartialState().operations.broadcast_object_list([state])[0]
+    return sent

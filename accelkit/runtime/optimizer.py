@@ -8,6 +8,8 @@ import torch
 
 from accelkit.runtime import structure
 from accelkit.runtime.gradients import GradientState
+from accelkit.runtime.precision import LossScaler
+from accelkit.runtime.state import PartialState
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
@@ -19,10 +21,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        device: torch.device | None = None,
+        device_placement: bool = True,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Args: `device`, where state that is there already moves to (None: stays); `scaler`, for fp16."""
+        """Args: `device_placement`, whether state that is there already moves to this rank's device; `scaler`, for fp16."""
         self.optimizer = optimizer
         self.scaler = scaler
         self.gradient_state = GradientState()
@@ -30,10 +32,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._was_skipped = False
         self._has_stepped = False
         self._is_unscaled = False
+        self._skips_by_itself = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        """Whether the optimizer's kernel looks for overflows, so that its `step` is called in any case."""
+        self._overflows: tuple[torch.Tensor, ...] = ()
         if scaler is not None:
             optimizer.register_step_post_hook(self._note_step)
-        if device is not None and optimizer.state:
-            optimizer.load_state_dict(structure.move(optimizer.state_dict(), device))
+        if device_placement and optimizer.state:
+            optimizer.load_state_dict(structure.move(optimizer.state_dict(), PartialState().device))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "optimizer" not in self.__dict__:
@@ -79,6 +84,9 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last step that was due did not happen because a gradient overflowed."""
+        if self._overflows:  # asked for only now: the answer lies on the device
+            self._was_skipped = any(bool(overflow) for overflow in self._overflows)
+            self._overflows = ()
         return self._was_skipped
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -113,7 +121,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         self._has_stepped = False
         loss = self.scaler.step(self.optimizer, *(() if closure is None else (closure,)))
-        self.scaler.update()
+        if self._skips_by_itself:
+            self._overflows = tuple(self.scaler._found_inf_per_device(self.optimizer).values())  # noqa: SLF001
+        if not isinstance(self.scaler, LossScaler):
+            self.scaler.update()
         self._was_skipped = not self._has_stepped
         self._is_unscaled = False
         return loss

@@ -5,14 +5,74 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.utils.hooks import RemovableHandle
 
-from accelkit.runtime import structure
+from accelkit.runtime import float8, structure
 from accelkit.runtime.devices import Kind
 from accelkit.runtime.errors import SettingError, UnsupportedError
-from accelkit.runtime.settings import AutocastKwargs, GradScalerKwargs, Handlers
+from accelkit.runtime.settings import AORecipeKwargs, AutocastKwargs, GradScalerKwargs, Handlers
+from accelkit.runtime.state import AcceleratorState, PartialState
 
-TYPES: Final[dict[str, torch.dtype | None]] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+TYPES: Final[dict[str, torch.dtype | None]] = {
+    "no": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
+"""What is computed in beside float32; with fp8, what is left beside the linear layers in 8 bits."""
+
+
+class LossScaler(torch.amp.GradScaler):
+    """A scaler whose factor changes between steps only, however many optimizers share it.
+
+    `update` is put off until the next loss is scaled: all gradients of one step are unscaled by the factor they were scaled by.
+    """
+
+    def __init__(self, device: str, **settings: Any) -> None:
+        super().__init__(device, **settings)
+        self._stepped: set[int] = set()
+        """Optimizers that have stepped since the last update."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()
+        state: dict[str, Any] = super().__getstate__()
+        return state
+
+    def scale(self, outputs: Any) -> Any:
+        """The scaled loss."""
+        self.settle()
+        return super().scale(outputs)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bring the optimizer's gradients back to their true size."""
+        if id(optimizer) in self._stepped:
+            self.settle()
+        super().unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Step, unless a gradient overflowed. The factor changes later."""
+        if id(optimizer) in self._stepped:
+            self.settle()
+        found = super().step(optimizer, *args, **kwargs)
+        self._stepped.add(id(optimizer))
+        return found
+
+    def update(self, new_scale: Any = None) -> None:
+        """Change the factor now."""
+        self._stepped.clear()
+        super().update(new_scale)
+
+    def settle(self) -> None:
+        """Change the factor, if an optimizer has stepped."""
+        if self._stepped:
+            self.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The factor and its history."""
+        self.settle()
+        state: dict[str, Any] = super().state_dict()
+        return state
 
 
 class AutocastHook:
@@ -43,15 +103,23 @@ class AutocastHook:
         )
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        """Before forward."""
+        """Before forward. torch.compile traces the functions of a block, not its methods."""
         block = self.context()
-        block.__enter__()  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling():
+            given = self.device_type, self.dtype, self.settings.enabled, self.settings.cache_enabled
+            block = _enter_autocast(*given)  # type: ignore[no-untyped-call]
+        else:
+            block.__enter__()  # type: ignore[no-untyped-call]
         self._open.append(block)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         """After forward, also when it raised (`output` is None then)."""
         if self._open:
-            self._open.pop().__exit__(None, None, None)
+            block = self._open.pop()
+            if torch.compiler.is_compiling():
+                _exit_autocast(block)  # type: ignore[no-untyped-call]
+            else:
+                block.__exit__(None, None, None)
         return structure.to_float32(output)
 
 
@@ -63,10 +131,11 @@ class Precision:
         self._device_type = device_type
         self._dtype = TYPES[name]
         self._settings = handlers.get(AutocastKwargs)
-        self.scaler: torch.amp.GradScaler | None = None
+        self._recipe = handlers.get(AORecipeKwargs) if name == "fp8" else None
+        self.scaler: LossScaler | None = None
         """Scales losses so that small fp16 gradients survive; None for other types."""
         if name == "fp16":
-            self.scaler = torch.amp.GradScaler(device_type, **handlers.get(GradScalerKwargs).to_kwargs())
+            self.scaler = LossScaler(device_type, **handlers.get(GradScalerKwargs).to_kwargs())
 
     @property
     def native_amp(self) -> bool:
@@ -83,6 +152,8 @@ class Precision:
         """Make the model's forward run in this precision, once; returns the handles that undo it."""
         if self._dtype is None or is_attached(model):
             return ()
+        if self._recipe is not None:
+            float8.convert(model, self._recipe)
         hook = AutocastHook(self._device_type, self._dtype, self._settings)
         return (
             model.register_forward_pre_hook(hook.enter, prepend=True),
@@ -123,9 +194,30 @@ def make(name: str, kind: Kind, handlers: Handlers) -> Precision:
             f"Unknown mixed_precision mode: {name!r}. Choose one of {', '.join(TYPES)}.",
             hint="Accelerator(mixed_precision=...), `kit run --precision` and KIT_PRECISION take the same names",
         )
-    if not kind.supports(name):
+    if name != "fp8" and handlers.given(AORecipeKwargs) is not None:
+        raise SettingError(f"AORecipeKwargs is for mixed_precision='fp8', but it is {name!r}")
+    if name == "fp8":
+        float8.require(kind, handlers.get(AORecipeKwargs))
+    elif not kind.supports(name):
         fitting = [other for other in TYPES if kind.supports(other)]
         raise UnsupportedError(
             f"mixed_precision={name!r} is not available on {kind.name}", hint=f"this device can do {', '.join(fitting)}"
         )
     return Precision(name, kind.name, handlers)
+
+
+def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> LossScaler:
+    """A scaler of losses for this rank's device; `kwargs` are those of `GradScalerKwargs`."""
+    del distributed_type  # no strategy here needs a scaler of its own
+    return LossScaler(PartialState().device.type, **kwargs)
+
+
+def get_mixed_precision_context_manager(
+    native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
+) -> AbstractContextManager[Any]:
+    """A block in the precision of the `Accelerator` in force; a block that does nothing without `native_amp`."""
+    state = AcceleratorState.current()
+    dtype = TYPES.get(state.mixed_precision) if state is not None else None
+    if not native_amp or dtype is None:
+        return nullcontext()
+    return AutocastHook(PartialState().device.type, dtype, autocast_kwargs or AutocastKwargs()).context()

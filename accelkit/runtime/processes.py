@@ -76,9 +76,11 @@ class ProcessActions:
     def _goes_first(self, first: bool) -> Iterator[None]:
         if not first:
             self.wait_for_everyone()
-        yield
-        if first:
-            self.wait_for_everyone()
+        try:
+            yield
+        finally:
+            if first:  # also when its block failed: the others would wait for ever
+                self.wait_for_everyone()
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Decorator: only rank 0 runs the function; elsewhere the call returns None."""

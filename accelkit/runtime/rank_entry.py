@@ -1,10 +1,13 @@
-"""The file that a rank starts with: takes its own folder off sys.path, then runs the script. See rank_main."""
+"""The file that a rank starts with: `rank_entry.py script|module TARGET [ARGS...]`, so that `ps` shows what a rank runs.
+
+Takes its own folder off sys.path, whose modules must not shadow anybody's, then runs the program. See rank_main.
+"""
 
 import sys
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this file's folder: its modules must not shadow anybody's
+    sys.path.pop(0)
 
     from accelkit.runtime.rank_main import main
 
-    main()
+    main(*sys.argv[1:])

@@ -6,49 +6,47 @@ expect. Imports no torch.
 
 import faulthandler
 import os
-import runpy
 import signal
 import sys
-import sysconfig
 import time
-import traceback
-from pathlib import Path
 from types import TracebackType
 
-from accelkit.contract import codec, names
-from accelkit.contract.results import RankError
-from accelkit.contract.spec import LaunchSpec, Program
+from accelkit.contract import names
 
-_OWN = str(Path(__file__).resolve().parent)
+_OWN = os.path.dirname(os.path.realpath(__file__))
 
 
-def main() -> None:
-    """Run the spec's program and exit as Python would."""
-    spec = codec.read(LaunchSpec, os.environ[names.ENV_SPEC])
+def main(kind: str, target: str, *arguments: str) -> None:
+    """Run the program (`kind`: "script" or "module") and exit as Python would."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     pid = os.getpid()
+    error_file = os.path.join(
+        os.path.dirname(os.environ[names.ENV_SPEC]), names.rank_error_file(int(os.environ["RANK"]))
+    )
+    sys.argv = [target, *arguments]
     try:
-        _run(spec.program)
+        _run_module(target) if kind == "module" else _run_script(target)
     except SystemExit:
         raise
     except BaseException as error:
         if os.getpid() != pid:
             raise
-        _report(spec, error)
+        _report(error, error_file)
         sys.stdout.flush()
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
-def _run(program: Program) -> None:
-    if program.kind == "module":
-        sys.path.insert(0, os.getcwd())
-        sys.argv = [program.target, *program.args]
-        runpy.run_module(program.target, run_name="__main__", alter_sys=True)
-        return
-    path = os.path.abspath(program.target)
+def _run_module(name: str) -> None:
+    import runpy
+
+    sys.path.insert(0, os.getcwd())
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_script(target: str) -> None:
+    path = os.path.abspath(target)
     sys.path.insert(0, os.path.dirname(path))
-    sys.argv = [program.target, *program.args]
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
     main_module = sys.modules["__main__"]
@@ -58,8 +56,13 @@ def _run(program: Program) -> None:
     exec(code, main_module.__dict__)  # noqa: S102  (that is what we are for)
 
 
-def _report(spec: LaunchSpec, error: BaseException) -> None:
+def _report(error: BaseException, path: str) -> None:
     """Print the traceback as Python does, without our own frames, and leave it in the exchange folder."""
+    import traceback  # here and below: only a rank that fails waits for these
+
+    from accelkit.contract import codec
+    from accelkit.contract.results import RankError
+
     shown = _users_part(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, shown))
     sys.stderr.write(text)
@@ -68,7 +71,7 @@ def _report(spec: LaunchSpec, error: BaseException) -> None:
     found = RankError(
         type=_name(type(error)), message=str(error), traceback=text, file=file, line=line, time=time.time()
     )
-    codec.write(Path(spec.exchange_dir) / names.rank_error_file(int(os.environ["RANK"])), found)
+    codec.write(path, found)
 
 
 def _name(kind: type) -> str:
@@ -87,6 +90,9 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
 
 def _place(trace: TracebackType | None, error: BaseException) -> tuple[str | None, int | None]:
     """File and line of the innermost frame of the user's own code, else of the innermost frame."""
+    import sysconfig
+    import traceback
+
     if isinstance(error, SyntaxError) and trace is None:
         return error.filename, error.lineno
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(trace)]

@@ -1,7 +1,11 @@
 """Random generators: seeding all of them, and making a process deterministic."""
 
+import hashlib
 import random
+import sys
 import types
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -49,6 +53,48 @@ def mix(seed: int, number: int) -> int:
 def draw_seed() -> int:
     """A number from torch's CPU generator, which it advances by one draw."""
     return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+def capture(device: torch.device) -> dict[str, Any]:
+    """The state of all generators of this process: Python's, torch's, those of `device`'s type, and numpy's where it was imported.
+
+    Made of numbers, texts, tensors and containers of them.
+    """
+    state: dict[str, Any] = {"random_state": random.getstate(), "torch_manual_seed": torch.get_rng_state()}
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        state["numpy_random_seed"] = _plain(numpy.random.get_state(legacy=False))
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        state[f"torch_{device.type}_manual_seed"] = module.get_rng_state(device)
+    return state
+
+
+def restore(state: Mapping[str, Any], device: torch.device) -> None:
+    """Put all generators where :func:`capture` found them; those that it did not see stay."""
+    version, words, gauss = state["random_state"]
+    random.setstate((version, tuple(words), gauss))
+    torch.set_rng_state(state["torch_manual_seed"])
+    if "numpy_random_seed" in state:
+        numpy = _numpy()
+        if numpy is not None:
+            numpy.random.set_state(state["numpy_random_seed"])
+    of_device = state.get(f"torch_{device.type}_manual_seed")
+    if of_device is not None:
+        torch.get_device_module(device).set_rng_state(of_device, device)
+
+
+def derive(state: Mapping[str, Any], rank: int) -> None:
+    """Seed all generators for a rank that has no state of its own: a function of another rank's state and of `rank`."""
+    digest = hashlib.sha256(bytes(state["torch_manual_seed"].tolist())).digest()
+    set_seed(mix(int.from_bytes(digest[:8], "little"), rank))
+
+
+def _plain(state: Any) -> Any:
+    """A state of numpy's with lists for arrays."""
+    if isinstance(state, Mapping):
+        return {name: _plain(value) for name, value in state.items()}
+    return state.tolist() if hasattr(state, "tolist") else state
 
 
 def _rank() -> int:

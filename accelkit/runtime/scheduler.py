@@ -7,6 +7,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from accelkit.runtime.gradients import GradientState
 from accelkit.runtime.optimizer import AcceleratedOptimizer
+from accelkit.runtime.state import PartialState
 
 
 class AcceleratedScheduler:
@@ -14,8 +15,8 @@ class AcceleratedScheduler:
 
     Tied to its optimizers (the default), `step` does nothing while micro-batches are accumulated or when an optimizer's step
     was skipped. Otherwise it moves once per rank, because a schedule is written for the loop of one process over all
-    batches, and each step of n ranks is n of those; with `split_batches`, and for a schedule that follows a metric, once. It
-    never moves past the scheduler's `total_steps`. All other attributes are the inner scheduler's.
+    batches, and each step of n ranks is n of those; with `split_batches` once. It never moves past the scheduler's `total_steps`.
+    A schedule that follows a metric moves once at every call. All other attributes are the inner scheduler's.
     """
 
     def __init__(
@@ -24,15 +25,14 @@ class AcceleratedScheduler:
         optimizers: AcceleratedOptimizer | Sequence[AcceleratedOptimizer],
         step_with_optimizer: bool = True,
         split_batches: bool = False,
-        num_processes: int = 1,
+        num_processes: int | None = None,
     ) -> None:
-        """Args: `optimizers`, those it is tied to; `num_processes`, ranks of the run."""
+        """Args: `optimizers`, those it is tied to; `num_processes`, ranks of the run (None: as many as there are)."""
         self.scheduler = scheduler
         self.optimizers = [optimizers] if isinstance(optimizers, AcceleratedOptimizer) else list(optimizers)
-        self.step_with_optimizer = step_with_optimizer
+        self.step_with_optimizer = step_with_optimizer and not isinstance(scheduler, ReduceLROnPlateau)
         self.gradient_state = GradientState()
-        once = split_batches or isinstance(scheduler, ReduceLROnPlateau)
-        self._repeats = 1 if once else num_processes
+        self._repeats = 1 if split_batches else num_processes or PartialState().num_processes
         self._total = getattr(scheduler, "total_steps", None)
 
     def __getattr__(self, name: str) -> Any:

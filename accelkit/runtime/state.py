@@ -3,7 +3,7 @@
 import atexit
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from accelkit.runtime import devices, env
 from accelkit.runtime.collectives.local import LocalCollectives
 from accelkit.runtime.collectives.nested import NestedCollectives
 from accelkit.runtime.collectives.torch_dist import TorchCollectives
+from accelkit.runtime.collectives.watch import PATIENCE, Watch
 from accelkit.runtime.errors import SettingError
 from accelkit.runtime.processes import ProcessActions
 from accelkit.runtime.settings import DistributedType
@@ -34,20 +35,40 @@ class PartialState(ProcessActions):
 
     def __new__(cls, cpu: bool = False, **init_kwargs: Any) -> "PartialState":  # noqa: ARG004, PYI034
         """The one object; made at the first call."""
-        return PartialState._shared or super().__new__(cls)
+        return cls._the_one()
+
+    @classmethod
+    def _the_one(cls) -> "PartialState":
+        if PartialState._shared is None:
+            PartialState._shared = object.__new__(PartialState)
+        return PartialState._shared
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PartialState._the_one, ()  # as it is where it is unpickled: empty in a process that has made none
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PartialState":
+        return self
 
     def __init__(self, cpu: bool = False, **init_kwargs: Any) -> None:
-        if PartialState._shared is None:
+        if self.initialized:
+            return
+        try:
             self._start(cpu, **init_kwargs)
-            PartialState._shared = self
+        except BaseException:
+            self.__dict__.clear()
+            raise
 
     def _start(self, cpu: bool, **init_kwargs: Any) -> None:
         self.defaults = env.read_defaults()
         """What the launch says of settings."""
-        self.world = _adopted_world() or env.read_world()
         self.kind = devices.choose(cpu=cpu)
         self._init_kwargs = init_kwargs
         self._owns_group = False
+        self.debug = False
+        """For scripts that set it. The ranks' shapes are compared before every operation in any case."""
+        self.fork_launched = False
+        """Whether this process was forked from one that held a device; no launch here does that."""
+        self.world = _adopted_world() or env.read_world()
         self._device = devices.place(self.kind, self.world.local_rank)
         self.operations = NestedCollectives(LocalCollectives(), torch.device("cpu"))
         """Collective operations on nested structures."""
@@ -56,12 +77,26 @@ class PartialState(ProcessActions):
 
     def start_group(self) -> None:
         """Make the process group, unless there is one. A process alone needs one only for what insists on a group."""
-        if not dist.is_initialized():
+        is_there = dist.is_initialized()
+        if not is_there:
             self._init_group(**self._init_kwargs)
             self._owns_group = True
             atexit.register(_destroy_on_the_way_out)
-        carrier = TorchCollectives() if self.world.size > 1 else LocalCollectives()
-        self.operations = NestedCollectives(carrier, _control_device(self._device))
+        if self.world.size > 1 and not (is_there and self.operations.carrier.size > 1):
+            limit = self._init_kwargs.get("timeout") or _LIMIT
+            self.operations = NestedCollectives(
+                TorchCollectives(), _control_device(self._device), self._watch(limit), limit.total_seconds()
+            )
+
+    def _watch(self, limit: timedelta) -> Watch:
+        """Who says which ranks are missing when this one waits."""
+        patience = min(PATIENCE, limit.total_seconds() / 3)
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  (of a group that the script made, too)
+        return Watch(self.world.rank, self.world.size, store, reach=env.master_addr(), patience=patience)
+
+    def _stop_watch(self) -> None:
+        if self.operations.watch is not None:
+            self.operations.watch.stop()
 
     def _init_group(
         self, backend: str | None = None, init_method: str | None = None, timeout: timedelta | None = None
@@ -75,28 +110,41 @@ class PartialState(ProcessActions):
             arguments |= {"init_method": init_method, "rank": self.world.rank, "world_size": self.world.size}
         dist.init_process_group(**arguments)
 
-    def destroy_process_group(self) -> None:
-        """Take down the process group, if this library made it."""
-        if self._owns_group and dist.is_initialized():
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Take down a process group; without one, the group of all ranks if this library made it."""
+        if not dist.is_initialized():
+            return
+        if group is not None:
+            dist.destroy_process_group(group)
+        elif self._owns_group:
+            self._stop_watch()
             dist.destroy_process_group()
-        self._owns_group = False
+            self._owns_group = False
 
     @classmethod
     def current(cls) -> "PartialState | None":
-        """The one object; None before it was made."""
-        return PartialState._shared
+        """The one object; None before it was made, and after it was reset."""
+        found = PartialState._shared
+        return found if found is not None and found.initialized else None
 
     @classmethod
     def _reset_state(cls) -> None:
-        """Forget the shared object, its process group included; the next one made starts anew."""
-        if PartialState._shared is not None:
-            PartialState._shared.destroy_process_group()
-        PartialState._shared = None
+        """Empty the shared object, its process group included; the next call that makes one starts anew."""
+        found = cls.current()
+        if found is not None:
+            found.destroy_process_group()
+            found.__dict__.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(_missing("PartialState", name, was_reset=not self.__dict__))
+
+    def __repr__(self) -> str:
+        return _described(self, "distributed_type", "backend", *_PLACE)
 
     @property
     def initialized(self) -> bool:
-        """Always true: a state that exists can be used."""
-        return True
+        """Whether the state can be used: false only after a reset."""
+        return bool(self.__dict__)
 
     @property
     def num_processes(self) -> int:
@@ -128,6 +176,15 @@ class PartialState(ProcessActions):
         """How ranks work together."""
         return self.kind.distributed_type if self.use_distributed else DistributedType.NO
 
+    @property
+    def default_device(self) -> torch.device:
+        """The device that a process alone would take."""
+        return torch.device(devices.choose(cpu=False).name)
+
+    def set_device(self) -> None:
+        """Make this rank's device the current one of its type."""
+        devices.place(self.kind, self.world.local_rank)
+
     def wait_for_everyone(self) -> None:
         """Return when all ranks have called it."""
         self.operations.barrier()
@@ -143,29 +200,49 @@ class AcceleratorState:
 
     mixed_precision: str
     strategy_name: str
+    distributed_type: DistributedType
     partial: PartialState
+    is_fsdp2: bool = False
+    """Whether models are sharded by torch's `fully_shard`."""
+    parallelism_config: Any = None
+    device_mesh: Any = None
+    """Layout of ranks in several dimensions, and its mesh; None where they are in one."""
 
     def __new__(cls, mixed_precision: str | None = None, cpu: bool = False) -> "AcceleratorState":  # noqa: PYI034
         """The one object."""
-        found = cls._shared
+        found = cls.current()
         if found is None:
             raise SettingError("AcceleratorState is not there yet", hint="make an Accelerator() first")
         found.check(mixed_precision, cpu)
         return found
 
     @classmethod
-    def settle(cls, partial: PartialState, mixed_precision: str, strategy_name: str) -> "AcceleratorState":
+    def _the_one(cls) -> "AcceleratorState":
+        if AcceleratorState._shared is None:
+            AcceleratorState._shared = object.__new__(AcceleratorState)
+        return AcceleratorState._shared
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AcceleratorState._the_one, ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "AcceleratorState":
+        return self
+
+    @classmethod
+    def settle(
+        cls, partial: PartialState, mixed_precision: str, strategy_name: str, distributed_type: DistributedType
+    ) -> "AcceleratorState":
         """Make the one object, or return it when it was made with the same decisions."""
-        if cls._shared is None:
-            made = super().__new__(cls)
-            made.partial, made.mixed_precision, made.strategy_name = partial, mixed_precision, strategy_name
-            cls._shared = made
-        elif cls._shared.strategy_name != strategy_name:
+        found = cls._the_one()
+        if not found.initialized:
+            found.partial, found.mixed_precision = partial, mixed_precision
+            found.strategy_name, found.distributed_type = strategy_name, distributed_type
+        elif found.strategy_name != strategy_name:
             raise SettingError(
-                f"AcceleratorState has already been initialized with strategy={cls._shared.strategy_name!r}; "
+                f"AcceleratorState has already been initialized with strategy={found.strategy_name!r}; "
                 f"it cannot become {strategy_name!r}"
             )
-        return cls._shared
+        return found
 
     def check(self, mixed_precision: str | None, cpu: bool) -> None:
         """Refuse what contradicts the decisions in force."""
@@ -181,22 +258,67 @@ class AcceleratorState:
                 hint="give cpu=True to the first Accelerator of the process",
             )
 
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Take down a process group; see :meth:`PartialState.destroy_process_group`. Also after a reset."""
+        partial = PartialState.current()
+        if partial is not None:
+            partial.destroy_process_group(group)
+
+    def require(self) -> None:
+        """Raise AttributeError when the state was reset under an `Accelerator` that goes on using it."""
+        if not self.initialized:
+            raise AttributeError(_missing("AcceleratorState", "mixed_precision", was_reset=True))
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the state can be used: false only after a reset."""
+        return bool(self.__dict__)
+
     @classmethod
     def current(cls) -> "AcceleratorState | None":
-        """The one object; None before an Accelerator exists."""
-        return cls._shared
+        """The one object; None before an Accelerator exists, and after a reset."""
+        found = AcceleratorState._shared
+        return found if found is not None and found.initialized else None
 
     @classmethod
     def _reset_state(cls, reset_partial_state: bool = False) -> None:
-        """Forget the shared object, with `reset_partial_state` that of PartialState too."""
-        cls._shared = None
+        """Empty the shared object, with `reset_partial_state` that of PartialState too."""
+        if AcceleratorState._shared is not None:
+            AcceleratorState._shared.__dict__.clear()
         if reset_partial_state:
             PartialState._reset_state()  # noqa: SLF001  (the name of the API family)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "partial" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.partial, name)
+        if "partial" in self.__dict__ and not name.startswith("__"):
+            return getattr(self.partial, name)
+        raise AttributeError(_missing("AcceleratorState", name, was_reset=not self.__dict__))
+
+    def __repr__(self) -> str:
+        return _described(self, "distributed_type", "backend", *_PLACE, "mixed_precision")
+
+
+def is_initialized() -> bool:
+    """Whether an `Accelerator` exists in this process."""
+    return AcceleratorState.current() is not None
+
+
+_LIMIT: Final = timedelta(minutes=30)
+"""How long ranks wait for each other where nothing is said: gloo's own."""
+_PLACE: Final = ("num_processes", "process_index", "local_process_index", "device")
+
+
+def _missing(kind: str, name: str, *, was_reset: bool) -> str:
+    """Why an attribute is not there."""
+    why = f" This happens if `{kind}._reset_state()` was called: make a new Accelerator." if was_reset else ""
+    return f"`{kind}` object has no attribute `{name}`.{why}"
+
+
+def _described(state: Any, *names: str) -> str:
+    if not state.initialized:
+        return f"{type(state).__name__}(reset)"
+    values = {name: getattr(state, name) for name in names}
+    shown = (f"{name}={getattr(value, 'value', value)}" for name, value in values.items())
+    return f"{type(state).__name__}({', '.join(shown)})"
 
 
 def _adopted_world() -> env.World | None:

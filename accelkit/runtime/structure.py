@@ -16,6 +16,7 @@ import torch
 
 Leaf = Callable[[Any], Any]
 Predicate = Callable[[Any], bool]
+_COMMON = (dict, list, tuple)
 
 
 def map_leaves(function: Leaf, data: Any, stop: Predicate | None = None) -> Any:
@@ -51,6 +52,8 @@ def is_flat(data: Any) -> bool:
 
 def is_container(data: Any) -> bool:
     """Whether `data` is walked into."""
+    if type(data) in _COMMON:
+        return True
     if isinstance(data, (list, tuple, Mapping, deque)):
         return True
     return dataclasses.is_dataclass(data) and not isinstance(data, type)
@@ -58,6 +61,8 @@ def is_container(data: Any) -> bool:
 
 def children(data: Any) -> list[tuple[str, Any]]:
     """What lies directly in a container: how it is reached (as one writes it in Python), and the value."""
+    if type(data) is dict:
+        return [(f"[{key!r}]", value) for key, value in data.items()]
     if isinstance(data, Mapping):
         return [(f"[{key!r}]", data[key]) for key in data]
     if isinstance(data, tuple) and hasattr(data, "_fields"):
@@ -112,20 +117,29 @@ def _rebuild_mapping(data: Mapping[Any, Any], values: Sequence[Any]) -> Any:
     )
 
 
-def walk(data: Any, path: str = "", stop: Predicate | None = None) -> Iterator[tuple[str, Any]]:
-    """Each leaf with its path, for example `['x'][0].weight`; the path of a bare leaf is empty."""
-    if not is_container(data) or (stop is not None and stop(data)):
-        yield path, data
+def flatten(data: Any, stop: Predicate | None = None) -> list[tuple[str, Any]]:
+    """Each leaf with its path, for example `['x'][0].weight`, in order; the path of a bare leaf is empty."""
+    found: list[tuple[str, Any]] = []
+    _flatten(data, "", stop, found)
+    return found
+
+
+def _flatten(data: Any, path: str, stop: Predicate | None, found: list[tuple[str, Any]]) -> None:
+    if isinstance(data, torch.Tensor) or not is_container(data) or (stop is not None and stop(data)):
+        found.append((path, data))
         return
     for step, value in children(data):
-        yield from walk(value, path + step, stop)
+        _flatten(value, path + step, stop, found)
+
+
+def walk(data: Any, stop: Predicate | None = None) -> Iterator[tuple[str, Any]]:
+    """The same, one after the other."""
+    return iter(flatten(data, stop))
 
 
 def leaves(data: Any, stop: Predicate | None = None) -> list[Any]:
     """All leaves, in order."""
-    if isinstance(data, torch.Tensor):
-        return [data]
-    return [leaf for _, leaf in walk(data, stop=stop)]
+    return [leaf for _, leaf in flatten(data, stop)]
 
 
 def with_leaves(data: Any, values: Sequence[Any], stop: Predicate | None = None) -> Any:
@@ -136,14 +150,24 @@ def with_leaves(data: Any, values: Sequence[Any], stop: Predicate | None = None)
 
 def tensor_leaves(data: Any, operation: str) -> list[torch.Tensor]:
     """All leaves, which must be ordinary tensors. Raises TypeError that names the first one that is not, and where it is."""
-    found = leaves(data)
-    if all(_is_plain(leaf) for leaf in found):
-        return found
-    path, leaf = next((path, leaf) for path, leaf in walk(data) if not _is_plain(leaf))
-    raise TypeError(
-        f"{operation}: {path or 'the argument'} is {_describe_kind(leaf)}, which cannot be exchanged as a tensor; "
-        "use gather_object, or gather_for_metrics(..., use_gather_object=True), for objects"
-    )
+    pairs = flatten(data)
+    require_tensors(pairs, operation)
+    return [leaf for _, leaf in pairs]
+
+
+def require_tensors(pairs: Sequence[tuple[str, Any]], operation: str) -> None:
+    """Raise TypeError, that names the first leaf and its path, when a leaf is no ordinary tensor."""
+    for path, leaf in pairs:
+        if not _is_plain(leaf):
+            raise TypeError(
+                f"{operation}: {path or 'the argument'} is {_describe_kind(leaf)}, which cannot be exchanged as a tensor; "
+                "use gather_object, or gather_for_metrics(..., use_gather_object=True), for objects"
+            )
+
+
+def are_plain(found: Sequence[Any]) -> bool:
+    """Whether all leaves are ordinary tensors: strided, not nested, not quantized."""
+    return all(_is_plain(leaf) for leaf in found)
 
 
 def _is_plain(leaf: Any) -> bool:

@@ -1,22 +1,21 @@
 """What `Accelerator` does in the training loop, as methods."""
 
-import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from accelkit.runtime import results
-from accelkit.runtime.accumulate import Accumulation
+from accelkit.runtime.accumulate import Accumulation, MicroBatch
 from accelkit.runtime.data.loader import skip_first_batches
 from accelkit.runtime.gradients import GradientState
-from accelkit.runtime.models import Prepared
+from accelkit.runtime.memory import release_memory
+from accelkit.runtime.models import Prepared, engine
 from accelkit.runtime.precision import Precision
 from accelkit.runtime.processes import ProcessActions
 from accelkit.runtime.settings import AutocastKwargs
-from accelkit.runtime.strategies.base import NOTHING, Strategy
+from accelkit.runtime.strategies.base import Strategy
 
 Parameters = torch.Tensor | Iterable[torch.Tensor]
 
@@ -28,7 +27,6 @@ class TrainingMethods(ProcessActions):
     _strategy: Strategy
     _precision: Precision
     _accumulation: Accumulation
-    _metrics: results.MetricsLog
     _models: Prepared
     _optimizers: Prepared
     _dataloaders: Prepared
@@ -52,15 +50,21 @@ class TrainingMethods(ProcessActions):
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[Any]:
         """A block around one micro-batch. Gradients of `models` are synchronised where it completes a window, and only there.
 
-        One call counts one micro-batch, however many models it names. The last batch of a loader completes a window.
+        One block counts one micro-batch, however many models it names; so does a block inside another one, as for the two models of a GAN.
+        The last batch of a loader completes a window; of loaders iterated side by side, the last batch of the shortest.
         """
-        if self._accumulation.advance() or self.gradient_state.sync_each_batch:
-            return NOTHING
-        return self._strategy.no_sync(models)
+        return MicroBatch(self._accumulation, [engine(model) for model in models])
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A block in which backward leaves gradients unsynchronised; nothing where nothing would be synchronised."""
-        return self._strategy.no_sync((model,))
+        return self._strategy.no_sync((engine(model),))
+
+    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """A block whose next backward synchronises gradients of `model`, whose forward ran in a :meth:`no_sync` block.
+
+        For several forwards followed by several backwards. Nothing where nothing would be synchronised.
+        """
+        return self._strategy.sync_in_backward(engine(model))
 
     @contextmanager
     def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None = None) -> Iterator[None]:
@@ -73,7 +77,7 @@ class TrainingMethods(ProcessActions):
         try:
             for loader in loaders:
                 loader.set_even(even_batches)
-            with self._strategy.join(joinables, enable=not even_batches):
+            with self._strategy.join([engine(model) for model in joinables], enable=not even_batches):
                 yield
         finally:
             for loader, even in zip(loaders, before, strict=True):
@@ -118,28 +122,12 @@ class TrainingMethods(ProcessActions):
         """A view of a loader whose next epoch leaves out its first `num_batches` batches of this rank; later epochs are whole."""
         return skip_first_batches(dataloader, num_batches)
 
-    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Append metrics to the run's metrics file, on rank 0. Numbers, texts, and tensors of one element."""
-        if self.is_main_process:
-            self._metrics.write(values, step)
-
-    def save(self, obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
-        """Write an object to a path or file, on rank 0 (`save_on_each_node`: on the first rank of each node); a path whole or not at all.
-
-        `safe_serialization` writes a dict of tensors in the safetensors format.
-        """
-        if self.is_local_main_process if save_on_each_node else self.is_main_process:
-            results.save(obj, f, safe_serialization=safe_serialization)
-
     def free_memory(self, *objects: Any) -> list[Any]:
         """Let go of everything prepared, and of cached device memory; returns a None per object, to assign them to."""
         for prepared in (self._models, self._optimizers, self._dataloaders, self._schedulers):
             prepared.clear()
         self._accumulation.step = 0
-        gc.collect()
-        if torch.accelerator.is_available():
-            torch.accelerator.memory.empty_cache()
-        return [None] * len(objects)
+        return release_memory(*objects)
 
     def clear(self, *objects: Any) -> list[Any]:
         """The same as :meth:`free_memory`."""

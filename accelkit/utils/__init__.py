@@ -4,52 +4,140 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from accelkit.runtime.errors import DistributedOperationException
-    from accelkit.runtime.operations import (
-        broadcast,
-        broadcast_object_list,
-        concatenate,
-        convert_to_fp32,
-        find_batch_size,
-        gather,
-        gather_object,
-        pad_across_processes,
-        recursively_apply,
-        reduce,
-        send_to_device,
-        slice_tensors,
-        wait_for_everyone,
-    )
-    from accelkit.runtime.rng import set_seed
-    from accelkit.runtime.settings import (
-        AutocastKwargs,
-        DataLoaderConfiguration,
-        DistributedDataParallelKwargs,
-        DistributedType,
-        GradientAccumulationPlugin,
-        GradScalerKwargs,
-        InitProcessGroupKwargs,
-    )
+    from accelkit.runtime.available import *  # noqa: F403
+    from accelkit.runtime.bigmodel.bytesize import *  # noqa: F403
+    from accelkit.runtime.bigmodel.casting import *  # noqa: F403
+    from accelkit.runtime.bigmodel.device_map import *  # noqa: F403
+    from accelkit.runtime.bigmodel.loading import *  # noqa: F403
+    from accelkit.runtime.bigmodel.offload_files import *  # noqa: F403
+    from accelkit.runtime.bigmodel.rooms import *  # noqa: F403
+    from accelkit.runtime.bigmodel.sizes import *  # noqa: F403
+    from accelkit.runtime.bigmodel.tensors import *  # noqa: F403
+    from accelkit.runtime.bigmodel.ties import *  # noqa: F403
+    from accelkit.runtime.bigmodel.whole_state import *  # noqa: F403
+    from accelkit.runtime.checkpoint.project import *  # noqa: F403
+    from accelkit.runtime.checkpoint.single import *  # noqa: F403
+    from accelkit.runtime.enumerations import *  # noqa: F403
+    from accelkit.runtime.environment import *  # noqa: F403
+    from accelkit.runtime.errors import *  # noqa: F403
+    from accelkit.runtime.everyday import *  # noqa: F403
+    from accelkit.runtime.float8 import *  # noqa: F403
+    from accelkit.runtime.memory import *  # noqa: F403
+    from accelkit.runtime.models import *  # noqa: F403
+    from accelkit.runtime.operations import *  # noqa: F403
+    from accelkit.runtime.ports import *  # noqa: F403
+    from accelkit.runtime.precision import *  # noqa: F403
+    from accelkit.runtime.progress import *  # noqa: F403
+    from accelkit.runtime.rank_logging import *  # noqa: F403
+    from accelkit.runtime.rng import *  # noqa: F403
+    from accelkit.runtime.settings import *  # noqa: F403
+    from accelkit.runtime.tensors import *  # noqa: F403
+    from accelkit.runtime.tracking import *  # noqa: F403
 
-_HOMES = {
-    "errors": ("DistributedOperationException",),
+_HOMES: dict[str, tuple[str, ...]] = {
+    "bigmodel.bytesize": (
+        "CustomDtype",
+        "convert_file_size_to_int",
+        "dtype_byte_size",
+    ),
+    "bigmodel.casting": ("attach_layerwise_casting_hooks",),
+    "bigmodel.device_map": (
+        "check_device_map",
+        "clean_device_map",
+        "infer_auto_device_map",
+    ),
+    "bigmodel.loading": (
+        "load_checkpoint_in_model",
+        "load_offloaded_weights",
+        "load_state_dict",
+    ),
+    "bigmodel.offload_files": (
+        "OffloadedWeightsLoader",
+        "PrefixedDataset",
+        "extract_submodules_state_dict",
+        "load_offloaded_weight",
+        "offload_state_dict",
+        "offload_weight",
+        "save_offload_index",
+    ),
+    "bigmodel.rooms": (
+        "get_balanced_memory",
+        "get_max_memory",
+    ),
+    "bigmodel.sizes": (
+        "calculate_maximum_sizes",
+        "compute_module_sizes",
+        "compute_module_total_buffer_size",
+        "get_max_layer_size",
+        "get_module_leaves",
+    ),
+    "bigmodel.tensors": (
+        "get_non_persistent_buffers",
+        "named_module_tensors",
+        "set_module_tensor_to_device",
+    ),
+    "bigmodel.ties": (
+        "check_tied_parameters_in_config",
+        "check_tied_parameters_on_same_device",
+        "find_tied_parameters",
+        "id_tensor_storage",
+        "retie_parameters",
+    ),
+    "bigmodel.whole_state": (
+        "align_module_device",
+        "get_state_dict_from_offload",
+        "get_state_dict_offloaded_model",
+        "has_offloaded_params",
+        "iterate_state_dict",
+    ),
+    "checkpoint.project": ("ProjectConfiguration",),
+    "checkpoint.single": (
+        "load",
+        "save",
+    ),
     "operations": (
         "broadcast",
         "broadcast_object_list",
-        "concatenate",
-        "convert_to_fp32",
-        "find_batch_size",
+        "copy_tensor_to_devices",
         "gather",
         "gather_object",
+        "gather_tensor_shape",
         "pad_across_processes",
-        "recursively_apply",
         "reduce",
-        "send_to_device",
-        "slice_tensors",
+        "synchronize_rng_state",
+        "synchronize_rng_states",
         "wait_for_everyone",
     ),
-    "rng": ("set_seed",),
+    "tensors": (
+        "ConvertOutputsToFp32",
+        "GatheredParameters",
+        "TensorInformation",
+        "concatenate",
+        "convert_outputs_to_fp32",
+        "convert_to_fp32",
+        "find_batch_size",
+        "find_device",
+        "get_data_structure",
+        "get_shape",
+        "honor_type",
+        "ignorant_find_batch_size",
+        "initialize_tensors",
+        "is_namedtuple",
+        "is_tensor_information",
+        "is_torch_tensor",
+        "listify",
+        "pad_input_tensors",
+        "recursively_apply",
+        "send_to_device",
+        "slice_tensors",
+    ),
+    "models": ("extract_model_from_parallel",),
+    "precision": (
+        "get_grad_scaler",
+        "get_mixed_precision_context_manager",
+    ),
     "settings": (
+        "AORecipeKwargs",
         "AutocastKwargs",
         "DataLoaderConfiguration",
         "DistributedDataParallelKwargs",
@@ -57,38 +145,127 @@ _HOMES = {
         "GradientAccumulationPlugin",
         "GradScalerKwargs",
         "InitProcessGroupKwargs",
+        "KwargsHandler",
     ),
+    "enumerations": (
+        "ComputeEnvironment",
+        "DDPCommunicationHookType",
+        "FP8BackendType",
+        "PrecisionType",
+        "RNGType",
+    ),
+    "float8": (
+        "convert_model_to_fp8_ao",
+        "filter_linear_layers",
+        "find_first_last_linear_layers",
+        "has_ao_layers",
+    ),
+    "rng": ("set_seed",),
+    "available": (
+        "check_cuda_fp8_capability",
+        "compare_versions",
+        "deepspeed_required",
+        "is_4bit_bnb_available",
+        "is_8bit_bnb_available",
+        "is_aim_available",
+        "is_amdsmi_available",
+        "is_bf16_available",
+        "is_bitsandbytes_multi_backend_available",
+        "is_bnb_available",
+        "is_boto3_available",
+        "is_clearml_available",
+        "is_comet_ml_available",
+        "is_cuda_available",
+        "is_datasets_available",
+        "is_deepspeed_available",
+        "is_dvclive_available",
+        "is_fp16_available",
+        "is_fp8_available",
+        "is_habana_gaudi1",
+        "is_hpu_available",
+        "is_import_timer_available",
+        "is_lomo_available",
+        "is_matplotlib_available",
+        "is_megatron_lm_available",
+        "is_mlflow_available",
+        "is_mlu_available",
+        "is_mps_available",
+        "is_msamp_available",
+        "is_musa_available",
+        "is_neuron_available",
+        "is_npu_available",
+        "is_numpy_available",
+        "is_pandas_available",
+        "is_peft_available",
+        "is_pippy_available",
+        "is_pynvml_available",
+        "is_pytest_available",
+        "is_rich_available",
+        "is_rocm_available",
+        "is_sagemaker_available",
+        "is_schedulefree_available",
+        "is_sdaa_available",
+        "is_swanlab_available",
+        "is_tensorboard_available",
+        "is_timm_available",
+        "is_torch_distributed_available",
+        "is_torch_version",
+        "is_torch_xla_available",
+        "is_torchao_available",
+        "is_torchdata_available",
+        "is_torchdata_stateful_dataloader_available",
+        "is_torchvision_available",
+        "is_tqdm_available",
+        "is_trackio_available",
+        "is_transformer_engine_available",
+        "is_transformer_engine_mxfp8_available",
+        "is_transformers_available",
+        "is_triton_available",
+        "is_wandb_available",
+        "is_weights_only_available",
+        "is_xccl_available",
+        "is_xpu_available",
+        "torchao_required",
+    ),
+    "environment": (
+        "clear_environment",
+        "get_int_from_env",
+        "parse_choice_from_env",
+        "parse_flag_from_env",
+        "patch_environment",
+    ),
+    "ports": (
+        "get_free_port",
+        "is_port_in_use",
+    ),
+    "everyday": (
+        "convert_bytes",
+        "get_pretty_name",
+        "merge_dicts",
+        "model_has_dtensor",
+        "recursive_getattr",
+        "str_to_bool",
+    ),
+    "memory": (
+        "clear_device_cache",
+        "find_executable_batch_size",
+        "release_memory",
+        "should_reduce_batch_size",
+    ),
+    "progress": ("tqdm",),
+    "rank_logging": ("get_logger",),
+    "tracking": (
+        "GeneralTracker",
+        "LoggerType",
+        "filter_trackers",
+        "get_available_trackers",
+        "register_tracker_class",
+    ),
+    "errors": ("DistributedOperationException",),
 }
+"""Module of the runtime -> the public names that it holds."""
 
-__all__ = [
-    # collective operations
-    "gather",
-    "gather_object",
-    "reduce",
-    "broadcast",
-    "broadcast_object_list",
-    "pad_across_processes",
-    "wait_for_everyone",
-    # nested structures
-    "concatenate",
-    "convert_to_fp32",
-    "find_batch_size",
-    "recursively_apply",
-    "send_to_device",
-    "slice_tensors",
-    # seeds
-    "set_seed",
-    # settings
-    "AutocastKwargs",
-    "DataLoaderConfiguration",
-    "DistributedDataParallelKwargs",
-    "DistributedType",
-    "GradientAccumulationPlugin",
-    "GradScalerKwargs",
-    "InitProcessGroupKwargs",
-    # errors
-    "DistributedOperationException",
-]
+__all__ = [name for names in _HOMES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

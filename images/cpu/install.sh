@@ -31,3 +31,22 @@ requirements)
     rm -f /tmp/constraints.txt
     ;;
 esac
+
+# Byte code beside each new source: the image's user may not write it, and every rank would compile torch anew. Unchecked, since an
+# image never changes, and without times, so that two builds give the same bytes.
+python3 - <<'EOF'
+import multiprocessing, pathlib, sysconfig
+from importlib.util import cache_from_source
+from py_compile import PycInvalidationMode, PyCompileError, compile
+
+def byte_compile(path):
+    try:
+        compile(path, doraise=True, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    except (PyCompileError, SyntaxError, ValueError):
+        pass  # templates that packages ship are not always Python
+
+sources = map(str, pathlib.Path(sysconfig.get_path("purelib")).rglob("*.py"))
+missing = [path for path in sources if not pathlib.Path(cache_from_source(path)).exists()]
+with multiprocessing.get_context("fork").Pool() as pool:
+    pool.map(byte_compile, missing, chunksize=64)
+EOF

@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "accelkit.compat": {"torch", "accelkit.runtime", "accelkit.contract"},
     "accelkit.testing": {"pytest", "testcontainers", "docker", "accelkit.host", "accelkit.contract"},
     "accelkit.utils": {"accelkit.runtime"},
+    "accelkit.hooks": {"accelkit.runtime"},
     "accelkit": {"accelkit.runtime"},
 }
 """Package -> what it may import beside the standard library and itself (and `accelkit` for its version)."""
@@ -47,6 +48,17 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "numpy": {
         "accelkit/runtime/rng.py": "numpy's generator is seeded, saved and restored with the others",
     },
+    "aim": {"accelkit/runtime/tracking/aim.py": "the tracker that is about it"},
+    "clearml": {"accelkit/runtime/tracking/clearml.py": "the tracker that is about it"},
+    "comet_ml": {"accelkit/runtime/tracking/comet_ml.py": "the tracker that is about it"},
+    "dvclive": {"accelkit/runtime/tracking/dvclive.py": "the tracker that is about it"},
+    "mlflow": {"accelkit/runtime/tracking/mlflow.py": "the tracker that is about it"},
+    "swanlab": {"accelkit/runtime/tracking/swanlab.py": "the tracker that is about it"},
+    "tensorboardX": {"accelkit/runtime/tracking/tensorboard.py": "the tracker that is about it"},
+    "tqdm": {"accelkit/runtime/progress.py": "the progress bar"},
+    "trackio": {"accelkit/runtime/tracking/trackio.py": "the tracker that is about it"},
+    "wandb": {"accelkit/runtime/tracking/wandb.py": "the tracker that is about it"},
+    "torchao": {"accelkit/runtime/float8.py": "the precision that is about it"},
     "torchdata": {
         "accelkit/runtime/data/adopted.py": "makes its loader where a script asks for it",
     },
@@ -80,6 +92,7 @@ READS_ENVIRONMENT: dict[str, str] = {
     "accelkit/testing/plugin.py": "whether this session was started on a rank",
     "accelkit/runtime/boot_env.py": "hands each rank its environment",
     "accelkit/runtime/rank_main.py": "finds the launch spec and its own rank",
+    "accelkit/runtime/environment.py": "functions by which scripts patch or clear it",
     "accelkit/runtime/env.py": "the one place where a rank reads its own",
 }
 
@@ -89,9 +102,12 @@ STARTS_PROCESSES: dict[str, str] = {
 }
 
 CATCHES_EVERYTHING: dict[str, str] = {
+    "accelkit/runtime/tracking/active.py": "an edge: whatever a tracker's library raises is named, after the other trackers had their turn",
     "accelkit/host/launch/supervise.py": "an outer edge: what fails in a thread must reach the loop",
     "accelkit/runtime/data/dispatch.py": "an outer edge: what the data set raises on rank 0 must reach the ranks that wait for it",
     "accelkit/runtime/rank_main.py": "an outer edge: whatever the script raises becomes the rank's result",
+    "accelkit/runtime/checkpoint/agreement.py": "what fails on a rank is told to the others before it is raised",
+    "accelkit/runtime/checkpoint/background.py": "what fails in the thread is raised by the next call that waits",
 }
 """Files with an `except Exception`. One that ends by raising again (clean-up) is fine anywhere."""
 

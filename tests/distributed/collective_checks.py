@@ -6,15 +6,23 @@ import itertools
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from accelkit import Accelerator, DistributedOperationException
+from accelkit.runtime.collectives import frames, neighbours, shared
+from accelkit.runtime.collectives.nested import NestedCollectives
+from accelkit.runtime.collectives.torch_dist import TorchCollectives
 from accelkit.runtime.errors import SettingError
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool, torch.complex64,
 ]  # fmt: skip
+MORE_DTYPES = [
+    torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64,
+]  # fmt: skip
+"""Those with which torch does not calculate, or hardly."""
 
 
 class Pair(NamedTuple):
@@ -53,12 +61,65 @@ def check_state(acc: Accelerator) -> None:
 
 def check_gather_every_dtype_and_shape(acc: Accelerator) -> None:
     """Each type, with no dimension, none of some, or some, comes back joined, in its type, in the order of ranks."""
-    for dtype, shape in itertools.product(DTYPES, [(), (0,), (1,), (3,), (2, 0), (2, 3)]):
+    shapes: list[tuple[int, ...]] = [(), (0,), (1,), (3,), (2, 0), (2, 3), (1000, 7)]
+    for dtype, shape in itertools.product(DTYPES + MORE_DTYPES, shapes):
         mine = torch.full(shape, acc.process_index + 1).to(dtype)
         whole = acc.gather(mine)
-        parts = [torch.full(shape or (1,), rank + 1).to(dtype) for rank in range(acc.num_processes)]
+        parts = [
+            torch.full(shape or (1,), rank + 1).to(dtype).to(torch.complex128) for rank in range(acc.num_processes)
+        ]
         assert whole.dtype == dtype
-        assert torch.equal(whole, torch.cat(parts)), (dtype, shape)
+        assert torch.equal(whole.to(torch.complex128), torch.cat(parts)), (dtype, shape)
+
+
+def as_on_several_machines(acc: Accelerator) -> NestedCollectives:
+    """The operations as they are where ranks do not share a machine."""
+    original = neighbours._machine
+    neighbours._machine = lambda: f"machine {acc.process_index}"
+    far = NestedCollectives(TorchCollectives(), torch.device("cpu"))
+    far.barrier()
+    neighbours._machine = original
+    return far
+
+
+def check_gather_of_every_size(acc: Accelerator) -> None:
+    """Whatever way data takes (in the frame, through shared memory, in pieces, by the carrier), each byte arrives, again and again."""
+    frame, piece = frames.SIZE, shared.MOST
+    sizes = [1, 15, frame - 200, frame, frame + 1, 1 << 16, (1 << 20) + 1, piece, piece + 5]
+    for operations in (acc.operations, as_on_several_machines(acc)):
+        for turn, size in enumerate([*sizes, 7, *reversed(sizes[:7])]):
+            mine = torch.arange(size, dtype=torch.int32).add_(acc.process_index * 3 + turn).to(torch.uint8)
+            whole = operations.gather([mine, mine[:3]])
+            single = operations.gather(mine)
+            assert torch.equal(single, whole[0]), size
+            for rank, part in enumerate(single.split(size)):
+                assert torch.equal(part, mine + 3 * (rank - acc.process_index)), (size, rank)
+
+
+def check_the_other_operations_between_machines(acc: Accelerator) -> None:
+    """Where ranks share no memory, small and large data is reduced, sent round and compared all the same."""
+    far, me, size = as_on_several_machines(acc), acc.process_index, acc.num_processes
+    for length in (3, 3000):
+        mine = torch.full((length,), float(me))
+        assert far.reduce([mine], "max")[0].unique().tolist() == [size - 1]
+        assert far.reduce(mine, "sum").unique().tolist() == [sum(range(size))]
+        assert far.broadcast(mine.clone(), source=1).unique().tolist() == [1.0]
+        assert far.gather_object([length] * me * length) == [length] * (length * sum(range(size)))
+        assert far.broadcast_object_list([str(me) * length], source=1) == ["1" * length]
+        assert far.gather_mixed({"t": [str(me)] * length, "x": mine}, lists=False)["t"][-1] == str(size - 1)
+    text = expect(DistributedOperationException, lambda: far.gather(torch.ones(3000 + me)))
+    assert f"rank {size - 1}: gather: [{2999 + size}] float32" in text
+
+
+def check_results_do_not_change_later(acc: Accelerator) -> None:
+    """What an operation returned is the caller's: later operations, which use the same memory again, do not touch it."""
+    me, size = acc.process_index, acc.num_processes
+    for length in (10, 5000, 100_000):
+        kept = [acc.gather(torch.full((length,), float(me + turn))) for turn in range(5)]
+        kept += [acc.broadcast(torch.full((length,), float(me + turn)), from_process=1) for turn in range(5)]
+        for turn in range(5):
+            assert kept[turn].view(size, length)[:, -1].tolist() == [float(rank + turn) for rank in range(size)]
+            assert kept[5 + turn].unique().tolist() == [1.0 + turn]
 
 
 def structures(value: torch.Tensor) -> list[Any]:
@@ -91,22 +152,57 @@ def check_gather_structures(acc: Accelerator) -> None:
     )
 
 
-def check_one_collective_per_gather(acc: Accelerator) -> None:
-    """A gather of twenty tensors is one exchange of data and one of shapes; padding is one exchange."""
-    counted: list[Any] = []
-    carrier = acc.operations.carrier
-    original = carrier.all_gather
-    carrier.all_gather = lambda buffer: (counted.append(buffer.numel()), original(buffer))[1]  # type: ignore[method-assign]
+def count_exchanges(action: Any) -> int:
+    """How often an action exchanges something: by a function of torch.distributed, or over our own connections."""
+    names = [
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_single",
+        "all_reduce",
+        "broadcast",
+        "barrier",
+        "gather",
+    ]
+    names += ["scatter", "all_gather_object", "broadcast_object_list", "gather_object", "send", "recv", "reduce"]
+    originals = {(dist, name): getattr(dist, name) for name in names if hasattr(dist, name)}
+    originals[neighbours.Neighbours, "exchange"] = neighbours.Neighbours.exchange
+    counted: list[str] = []
+
+    def counting(original: Any) -> Any:
+        return lambda *args, **kwargs: (counted.append(original), original(*args, **kwargs))[1]
+
     try:
-        acc.gather([torch.ones(3)] * 20)
-        assert len(counted) == 2, counted
-        counted.clear()
-        acc.pad_across_processes([torch.ones(3 + acc.process_index)] * 20)
-        assert len(counted) == 1, counted
-        acc.pad_across_processes([torch.ones(1)] * 100)
-        assert len(counted) == 3, counted
+        for (home, name), original in originals.items():
+            setattr(home, name, counting(original))
+        action()
     finally:
-        del carrier.all_gather  # type: ignore[method-assign]
+        for (home, name), original in originals.items():
+            setattr(home, name, original)
+    return len(counted)
+
+
+def check_one_exchange_per_operation(acc: Accelerator) -> None:
+    """Whatever the structure, an operation is one exchange; two for what is reduced and large, or large and between machines."""
+    me = acc.process_index
+    few, many, large = [torch.ones(3)] * 20, [torch.ones(1)] * 300, [torch.ones(2000)] * 20
+    for operations, more in ((acc.operations, 1), (as_on_several_machines(acc), 2)):
+        expected: list[tuple[int, Any]] = [
+            (1, lambda it: it.gather(few)),
+            (more, lambda it: it.gather(large)),
+            (1, lambda it: it.pad([torch.ones(3 + me)] * 100)),
+            (2, lambda it: it.pad(many)),
+            (1, lambda it: it.reduce(few)),
+            (2, lambda it: it.reduce(large)),
+            (1, lambda it: it.broadcast(few)),
+            (more, lambda it: it.broadcast(large)),
+            (1, lambda it: it.gather_object(["text"] * 100 * me)),
+            (more, lambda it: it.broadcast_object_list(["text" * 10_000, 2])),
+            (1, lambda it: it.barrier()),
+            (1, lambda it: it.any(True)),
+        ]
+        for place, (wanted, action) in enumerate(expected):
+            assert count_exchanges(lambda do=action, it=operations: do(it)) == wanted, (place, more)
+    assert count_exchanges(lambda: acc.gather_for_metrics({"x": torch.ones(2), "y": (torch.ones(3),)})) == 1
 
 
 def check_gather_refuses_what_differs(acc: Accelerator) -> None:
@@ -135,13 +231,13 @@ def check_gather_refuses_what_differs(acc: Accelerator) -> None:
 def check_pad(acc: Accelerator) -> None:
     """Every type is padded and stays what it is, at either end, along any dimension; what has no such dimension stays."""
     me, most = acc.process_index, acc.num_processes - 1
-    for dtype, dim in itertools.product(DTYPES, (0, 1, -1)):
+    for dtype, dim in itertools.product(DTYPES + MORE_DTYPES, (0, 1, -1)):
         shape = [2, 2]
         shape[dim] = 3 + me
         padded = acc.pad_across_processes(torch.ones(shape).to(dtype), dim=dim)
         assert padded.dtype == dtype
         assert padded.shape[dim] == 3 + most
-        assert padded.float().abs().sum().item() == 2 * (3 + me) if dtype != torch.complex64 else True
+        assert padded.to(torch.complex128).sum().item() == 2 * (3 + me)
     first = acc.pad_across_processes(torch.ones(1 + me), pad_index=7, pad_first=True)
     assert first.tolist() == [7] * (most - me) + [1] * (1 + me)
     assert acc.pad_across_processes(torch.tensor(3.0)).dim() == 0
@@ -177,12 +273,13 @@ def check_reduce(acc: Accelerator) -> None:
 def check_broadcast(acc: Accelerator) -> None:
     """The tensors of one rank fill those of all, in place, strided and of every type; objects as well."""
     last = acc.num_processes - 1
-    for dtype in DTYPES:
+    for dtype in DTYPES + MORE_DTYPES:
         mine = torch.full((3, 2), acc.process_index + 1).to(dtype)
         view = mine.t()
         returned = acc.broadcast({"a": view, "b": torch.zeros(0)}, from_process=last)
         assert returned["a"] is view
-        assert torch.equal(mine, torch.full((3, 2), last + 1).to(dtype)), dtype
+        wanted = torch.full((3, 2), last + 1).to(dtype).to(torch.complex128)
+        assert torch.equal(mine.to(torch.complex128), wanted), dtype
     parameter = nn.Parameter(torch.full((2,), float(acc.process_index)))
     acc.broadcast([parameter])
     assert parameter.tolist() == [0.0, 0.0]

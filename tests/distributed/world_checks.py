@@ -14,18 +14,21 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from accelkit import Accelerator, DataLoaderConfiguration, GradientState
+from accelkit import Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs, GradientState
 from accelkit.runtime.errors import SettingError, UnsupportedError
 from tests.distributed.collective_checks import (  # noqa: F401  (main finds the checks among this module's names)
     check_broadcast,
     check_gather_every_dtype_and_shape,
+    check_gather_of_every_size,
     check_gather_refuses_what_differs,
     check_gather_structures,
     check_objects,
-    check_one_collective_per_gather,
+    check_one_exchange_per_operation,
     check_pad,
     check_reduce,
+    check_results_do_not_change_later,
     check_state,
+    check_the_other_operations_between_machines,
     expect,
 )
 
@@ -186,6 +189,22 @@ def check_wrapping(acc: Accelerator) -> None:
     assert acc.unwrap_model(frozen) is frozen
     assert acc.prepare_model(nn.Linear(1, 1), evaluation_mode=True).__class__ is nn.Linear
     acc.free_memory()
+
+
+def check_communication_hooks(acc: Accelerator) -> None:
+    """Gradients that travel in half precision or compressed are the same on every rank, and near what they are without."""
+    size = acc.num_processes
+    for hook, wrapper in (("no", "no"), ("fp16", "no"), ("power_sgd", "no"), ("power_sgd", "fp16")):
+        options = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 2} if hook == "power_sgd" else {}
+        handler = DistributedDataParallelKwargs(comm_hook=hook, comm_wrapper=wrapper, comm_state_option=options)
+        other = Accelerator(kwargs_handlers=[handler])
+        model = other.prepare(nn.Linear(8, 8))
+        for _ in range(4):
+            model.zero_grad()
+            other.backward(model(torch.full((1, 8), float(acc.process_index + 1))).sum())
+        everyone = acc.gather(model.module.weight.grad[None])
+        torch.testing.assert_close(everyone, torch.full((size, 8, 8), (size + 1) / 2), rtol=1e-3, atol=1e-3)
+        assert all(torch.equal(everyone[0], each) for each in everyone), (hook, wrapper)
 
 
 def check_uneven_inputs_are_joined(acc: Accelerator) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -30,16 +31,16 @@ class World:
         (folder / "script.py").write_text(textwrap.dedent(script))
         program = more.pop("program", Program(kind="script", target="script.py", args=("--flag",)))
         spec = LaunchSpec(
-            run_id="r", nodes=1, procs_per_node=ranks, master_addr="127.0.0.1", master_port=29500, program=program,
+            run_id="r", nodes=more.pop("nodes", 1), procs_per_node=ranks, master_addr="127.0.0.1", master_port=29500, program=program,
             workdir=str(folder), exchange_dir=str(folder), output_dir=str(folder), ranks_on_machine=ranks,
             failure_grace=0.3, stop_grace=1.0, **more,
         )  # fmt: skip
         codec.write(folder / names.SPEC_FILE, spec)
 
-    def start(self) -> "subprocess.Popen[str]":
+    def start(self, node: int = 0) -> "subprocess.Popen[str]":
         """boot, left running."""
         return subprocess.Popen(
-            [*BOOT, str(self.folder / names.SPEC_FILE), "--node", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [*BOOT, str(self.folder / names.SPEC_FILE), "--node", str(node)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
         )  # fmt: skip
 
@@ -234,3 +235,47 @@ def test_the_users_variables_win_but_for_ranks(tmp_path: Path) -> None:
     found = json.loads(out.split("] ", 1)[1])
 
     assert (found["OMP_NUM_THREADS"], found["RANK"]) == ("9", "0")
+
+
+MEET = """
+import os, socket, time
+rank = int(os.environ["RANK"])
+address = ("127.0.0.1", int(os.environ["SHOWN_PORT"]))
+if rank == 0:
+    with socket.create_server(address) as server:
+        server.settimeout(30)
+        print("met", server.accept()[0].recv(1).decode())
+else:
+    for _ in range(300):
+        try:
+            socket.create_connection(address).sendall(b"1")
+            break
+        except OSError:
+            time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_nodes_may_start_in_any_order(tmp_path: Path, order: tuple[int, int]) -> None:
+    """Where node 0 will be is known before it starts, so that the others can wait for it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    world = World(tmp_path, MEET, ranks=1, nodes=2, env={"SHOWN_PORT": port})
+    first = world.start(order[0])
+    time.sleep(1.0)
+    second = world.start(order[1])
+    shown = {node: process.communicate(timeout=60)[0] for node, process in zip(order, (first, second), strict=True)}
+
+    assert shown[0] == "[node0 rank0] met 1\n"
+    assert (first.returncode, second.returncode) == (0, 0)
+
+
+def test_a_node_that_waits_for_its_spec_goes_when_nobody_sends_one(tmp_path: Path) -> None:
+    """A caller that gives up, or dies, closes the pipe."""
+    done = subprocess.run(
+        [*BOOT, "-", "--node", "0"], stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -156,4 +156,4 @@ def test_the_module_says_what_it_would_do(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("KIT_PRECISION", "fp64")
     failed = subprocess.run([sys.executable, "-m", "accelkit"], capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 1
-    assert "Choose one of no, bf16, fp16" in failed.stderr
+    assert "Choose one of no, bf16, fp16, fp8" in failed.stderr

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from accelkit.runtime import operations, structure
+from accelkit.runtime import structure, tensors
 from accelkit.runtime.collectives import packing
 
 
@@ -130,7 +130,7 @@ def test_moving_uses_what_a_batch_offers() -> None:
     """A batch's own `to` is used, without arguments it does not know; keys to skip stay at every depth."""
     meta = torch.device("meta")
     batch = Batch(x=X)
-    moved = operations.send_to_device(
+    moved = tensors.send_to_device(
         {"b": batch, "x": X, "s": "text", "n": Pair(X, {"keep": X})}, meta, non_blocking=True, skip_keys="keep"
     )
 
@@ -140,24 +140,24 @@ def test_moving_uses_what_a_batch_offers() -> None:
     assert moved["n"].y["keep"] is X
     assert moved["s"] == "text"
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
-    assert operations.send_to_device([packed], "meta")[0].data.device == meta
+    assert tensors.send_to_device([packed], "meta")[0].data.device == meta
 
 
 def test_small_helpers() -> None:
     """Batch size, concatenation, slices and widening act on every tensor of a structure."""
     data = {"s": "text", "x": torch.ones(3, 2, dtype=torch.bfloat16), "n": torch.ones(3, dtype=torch.int8)}
 
-    assert operations.find_batch_size(data) == 3
-    assert operations.convert_to_fp32(data)["x"].dtype == torch.float32
-    assert operations.convert_to_fp32(data)["n"].dtype == torch.int8
-    assert operations.concatenate([["text"]]) == ["text"]
-    assert operations.concatenate([(X,), (X,)])[0].tolist() == [1.0, 1.0]
-    assert operations.slice_tensors([data["x"]], slice(0, 1))[0].shape == (1, 2)
-    assert operations.recursively_apply(lambda leaf: leaf + 1, [X, "text"])[1] == "text"
+    assert tensors.find_batch_size(data) == 3
+    assert tensors.convert_to_fp32(data)["x"].dtype == torch.float32
+    assert tensors.convert_to_fp32(data)["n"].dtype == torch.int8
+    assert tensors.concatenate([["text"]]) == ["text"]
+    assert tensors.concatenate([(X,), (X,)])[0].tolist() == [1.0, 1.0]
+    assert tensors.slice_tensors([data["x"]], slice(0, 1))[0].shape == (1, 2)
+    assert tensors.recursively_apply(lambda leaf: leaf + 1, [X, "text"])[1] == "text"
     with pytest.raises(ValueError, match="no tensor"):
-        operations.find_batch_size(["text"])
+        tensors.find_batch_size(["text"])
     with pytest.raises(TypeError, match="type str"):
-        operations.recursively_apply(lambda leaf: leaf, ["text"], error_on_other_type=True)
+        tensors.recursively_apply(lambda leaf: leaf, ["text"], error_on_other_type=True)
 
 
 def test_what_is_packed_comes_out_again() -> None:

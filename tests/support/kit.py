@@ -37,10 +37,10 @@ def command(argv: Sequence[str], *, cwd: Path, env: dict[str, str] | None = None
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def start(*words: str, cwd: Path) -> "subprocess.Popen[str]":
+def start(*words: str, cwd: Path, env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
     """`kit WORDS`, left running."""
     return subprocess.Popen(
-        [*KIT, *words], cwd=cwd, env=_env(None), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*KIT, *words], cwd=cwd, env=_env(env), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 

@@ -4,9 +4,11 @@ Nothing heavy may be imported here or at the top of a command's module (typer an
 answer at once. Bodies import what they need.
 """
 
+import contextlib
+import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -82,16 +84,28 @@ def root(
     render.set_verbosity(verbose - quiet)
 
 
-def main() -> Any:
-    """Run `kit`; errors of the host side become one message and their exit code."""
+def main() -> NoReturn:
+    """Run `kit` and exit; errors of the host side become one message and their exit code."""
     from accelkit.host import render
 
     try:
-        return app(prog_name="kit")
+        sys.exit(app(prog_name="kit"))
     except KitError as error:
         render.error(error)
         sys.exit(error.exit_code)
 
 
+def console() -> NoReturn:
+    """The `kit` command: :func:`main`, and an exit that does not take the interpreter apart, which takes longer than many a command."""
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else bool(ended.code)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a reader that has gone
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    main()
+    console()

@@ -1,6 +1,7 @@
 """`kit run` (and `kit launch`): a script on every rank."""
 
 import sys
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from accelkit.host.config.model import RunConfig
 if TYPE_CHECKING:
     from accelkit.contract.spec import Program
     from accelkit.host.config.loading import Resolved
+    from accelkit.host.launch.early import EarlyNodes
     from accelkit.host.launch.request import Request
     from accelkit.host.runs.record import Record
 
@@ -36,11 +38,26 @@ def run(
     try:
         with Guard() as guard:
             resolved = options.load(given or {}, config_file)
-            request = request_of(resolved, program_of(script, arguments or [], module=module), interactive=interactive)
-            code = _start(request, guard, detach=detach, dry_run=dry_run)
+            plain = not (detach or dry_run or interactive)
+            with _early_nodes(resolved.config.run) if plain else nullcontext() as early:
+                program = program_of(script, arguments or [], module=module)
+                request = request_of(resolved, program, interactive=interactive, early=early)
+                code = _start(request, guard, detach=detach, dry_run=dry_run)
     except Interrupted as told:
         code = told.exit_code
     raise typer.Exit(code)
+
+
+def _early_nodes(config: RunConfig) -> "AbstractContextManager[EarlyNodes | None]":
+    """Local nodes that start while we plan; with containers there is nothing to start before the plan."""
+    if config.on != "local":
+        return nullcontext()
+    from accelkit.host import paths
+    from accelkit.host.launch.early import EarlyNodes
+    from accelkit.host.runs import ids
+
+    workdir = Path.cwd()
+    return closing(EarlyNodes(workdir, ids.new_id(paths.project_runs(workdir)), config.nodes))
 
 
 def program_of(script: str, arguments: list[str], *, module: bool) -> "Program":
@@ -50,7 +67,9 @@ def program_of(script: str, arguments: list[str], *, module: bool) -> "Program":
     return Program(kind="module" if module else "script", target=script, args=tuple(arguments))
 
 
-def request_of(resolved: "Resolved", program: "Program", *, interactive: bool = False) -> "Request":
+def request_of(
+    resolved: "Resolved", program: "Program", *, interactive: bool = False, early: "EarlyNodes | None" = None
+) -> "Request":
     """A request for a run in the current folder, as it was typed."""
     from accelkit.host.launch.request import Request
     from accelkit.host.runs.record import ConfigValue
@@ -63,6 +82,7 @@ def request_of(resolved: "Resolved", program: "Program", *, interactive: bool = 
         command=("kit", *sys.argv[1:]),
         workdir=Path.cwd(),
         interactive=interactive,
+        early=early,
     )
 
 

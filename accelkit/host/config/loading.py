@@ -12,9 +12,9 @@ from typing import Any, Final
 from accelkit.contract import names
 from accelkit.host import paths
 from accelkit.host.config import model, syntax
+from accelkit.host.config.located import Located
 from accelkit.host.config.model import BuildConfig, Config, RunConfig
 from accelkit.host.config.problems import ConfigError, Problem
-from accelkit.host.config.yamlfile import Located, read
 
 SECTIONS: Final[dict[str, type]] = {"run": RunConfig, "build": BuildConfig}
 _OF_THE_RUNTIME: Final = {
@@ -120,6 +120,8 @@ def _files(config_file: Path | None, cwd: Path, environ: Mapping[str, str]) -> I
 
 
 def _from_file(kind: str, path: Path, problems: list[Problem]) -> dict[str, Located]:
+    from accelkit.host.config.yamlfile import read
+
     found: dict[str, Located] = {}
     for key, located in read(path, kind, problems).items():
         if key == "version":

@@ -1,23 +1,12 @@
 """Reading kit.yaml so that every key knows its line, and nothing is guessed: no duplicate keys, no aliases, no tags."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from accelkit.host.config.located import Located
 from accelkit.host.config.problems import Problem
-
-
-@dataclass(frozen=True, kw_only=True)
-class Located:
-    """A value and where it stands."""
-
-    value: Any
-    kind: str
-    """flag, variable, file, project or user."""
-    where: str
 
 
 def read(path: Path, kind: str, problems: list[Problem]) -> dict[str, Located]:

@@ -38,7 +38,8 @@ class BuildPlan:
     base: str
     tag: str
     digest: str
-    """Of the Dockerfile and its context, the base's ID, versions and requirements. The same digest needs no second build."""
+    """Of the Dockerfile and its context, the base's ID, versions, requirements and where packages come from. The same digest needs no
+    second build."""
     argv: tuple[str, ...]
     """The buildx command, less the two contexts that are made when it runs."""
     requirements: tuple[Path, ...]
@@ -67,7 +68,9 @@ def plan(name: str, config: BuildConfig, *, tag: str | None = None, no_cache: bo
     wheels = _existing("--wheels", config.wheels)
     requirements = tuple(p for p in (_existing("--requirements", r) for r in config.requirements) if p)
     base = config.base or image.base
-    digest = _digest(image, context, base, requirements)
+    for path in requirements:
+        _check_requirements(path)
+    digest = _digest(image, context, base, requirements, f"{config.index_url} {_listing(wheels)}")
     wanted = tag or engine.image_tag(name)
     argv = [
         "docker",
@@ -147,16 +150,15 @@ def _run(decided: BuildPlan, show: Callable[[str], None]) -> None:
 
 def failure(lines: list[str]) -> str:
     """The step that failed and its last lines, out of BuildKit's plain progress."""
-    said = [line for line in lines if line.strip()]
-    failed = next(
-        (line for line in reversed(said) if line.startswith("ERROR: ") or " ERROR: " in line), "the build failed"
-    )
-    marks = [i for i, line in enumerate(said) if line.startswith(" > ")]
-    words = [line for line in said if line.startswith("#") and " ERROR" not in line][-_TAIL:]
-    step = said[marks[-1]].strip(" >:") if marks else ""
-    return "\n".join(
-        ["the build failed", *([f"  step: {step}"] if step else []), *(f"  {w}" for w in words), f"  {failed}"]
-    )
+    failed = next((line for line in reversed(lines) if line.startswith("#") and " ERROR: " in line), "")
+    number = failed.partition(" ")[0]
+    own = [line for line in lines if number and line.startswith(f"{number} ")]
+    step = next((line.partition(" ")[2] for line in own if line.partition(" ")[2].startswith("[")), "")
+    said = own[1:] if step else [line for line in lines if line.strip()]
+    words = [line for line in said if line != failed][-_TAIL:]
+    reason = failed or next((line for line in reversed(lines) if line.startswith("ERROR: ")), "")
+    shown = [*([f"step: {step}"] if step else []), *words, *([reason] if reason else [])]
+    return "\n  ".join(["the build failed", *shown])
 
 
 @contextmanager
@@ -176,12 +178,30 @@ def _contexts(decided: BuildPlan) -> Iterator[list[str]]:
         yield options
 
 
-def _digest(image: ImageSpec, context: Path, base: str, requirements: tuple[Path, ...]) -> str:
+def _check_requirements(path: Path) -> None:
+    """Raise UsageError for lines that point to other files, which the build does not see."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip().startswith(
+            ("-r", "-c", "-e", "--requirement", "--constraint", "--editable", ".", "/", "file:")
+        ):
+            raise UsageError(
+                f"{path}:{number}: {line.strip()}: a requirements file is installed by itself, without the files beside it",
+                hint="give each file with a --requirements of its own; code of yours is mounted, not installed",
+            )
+
+
+def _listing(wheels: Path | None) -> str:
+    """Names and sizes of the wheels: enough to see that there are others now."""
+    found = sorted(wheels.glob("*.whl")) if wheels else []
+    return " ".join(f"{path.name}:{path.stat().st_size}" for path in found)
+
+
+def _digest(image: ImageSpec, context: Path, base: str, requirements: tuple[Path, ...], sources: str) -> str:
     total = hashlib.sha256()
     files = [*sorted(p for p in context.rglob("*") if p.is_file()), *requirements]
     for path in files:
         total.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    total.update(f"{image.model_dump_json()} {base} {_base_id(base)}".encode())
+    total.update(f"{image.model_dump_json()} {base} {_base_id(base)} {sources}".encode())
     return f"sha256:{total.hexdigest()}"
 
 

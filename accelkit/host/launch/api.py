@@ -19,6 +19,7 @@ from accelkit.host import process, render
 from accelkit.host.errors import KitError, UsageError
 from accelkit.host.launch import environment, outcome, planning, secrets
 from accelkit.host.launch.backends import base
+from accelkit.host.launch.backends.local import LocalBackend
 from accelkit.host.launch.events import NodeExited
 from accelkit.host.launch.request import Prepared, Request, prepare
 from accelkit.host.launch.signals import Guard
@@ -39,7 +40,8 @@ def run(request: Request, screen: Screen, guard: Guard) -> Record:
     prepared = prepare(request)
     try:
         record = record_run(prepared)
-        return supervise_run(prepared.store, record, screen, guard)
+        backend = LocalBackend(prepared.plan, request.early) if request.early else None
+        return supervise_run(prepared.store, record, screen, guard, backend)
     finally:
         release(prepared)
 

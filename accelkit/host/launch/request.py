@@ -14,6 +14,7 @@ from accelkit.host import hardware
 from accelkit.host.config.model import RunConfig
 from accelkit.host.launch import environment, network, planning
 from accelkit.host.launch.backends import base
+from accelkit.host.launch.early import EarlyNodes
 from accelkit.host.launch.plan import LaunchPlan, Mount
 from accelkit.host.launch.planning import EngineFacts, Place
 from accelkit.host.launch.stage import Staged, stage_runtime
@@ -51,6 +52,8 @@ class Request:
     staged: Staged | None = None
     """An earlier copy of the runtime instead of this installation's."""
     interactive: bool = False
+    early: EarlyNodes | None = None
+    """Local nodes of this run that are up already."""
 
 
 @dataclass(kw_only=True)
@@ -68,14 +71,15 @@ class Prepared:
 def prepare(request: Request) -> Prepared:
     """Find the hardware and, for containers, the image; stage the runtime; plan. Raises KitError for what cannot be run."""
     store = Store(request.workdir)
-    run_id = store.new_id()
+    run_id = request.early.run_id if request.early else store.new_id()
+    staged = request.early.staged if request.early else request.staged or stage_runtime(request.staged_extra)
     found = hardware.probe()
     place = Place(
         run_id=run_id,
         run_dir=store.run_dir(run_id),
         workdir=request.code_dir or request.workdir,
         shown_workdir=request.shown_workdir,
-        staged=request.staged or stage_runtime(request.staged_extra),
+        staged=staged,
         environ=environment.current(),
         python=sys.executable,
         extra_mounts=request.extra_mounts,

@@ -7,7 +7,6 @@ sorted list of (relative path, SHA-256 of the content) and is part of the run's 
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Final
 from accelkit.host import paths
 from accelkit.host.errors import KitError
 
-PARTS: Final = ("__init__.py", "__main__.py", "contract", "runtime", "utils")
+PARTS: Final = ("__init__.py", "__main__.py", "contract", "hooks", "runtime", "utils")
 """What is staged of the package, relative to it."""
 
 BOOT: Final = "kit_boot.py"
@@ -76,6 +75,8 @@ def _package_files(extra: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
 
 def _write_tree(folder: Path, files: dict[str, bytes]) -> None:
     """Write to a temporary folder beside `folder` and rename it; whoever comes second keeps the first one's copy."""
+    import tempfile
+
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".stage-", dir=folder.parent))
@@ -90,9 +91,23 @@ def _write_tree(folder: Path, files: dict[str, bytes]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
             path.chmod(0o444)
+        _compile(temporary)
         temporary.chmod(0o755)
         os.rename(temporary, folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if not folder.is_dir():
             raise KitError(f"cannot stage the runtime in {folder}: {error.strerror}") from error
+
+
+def _compile(tree: Path) -> None:
+    """Byte code beside the sources, once: containers mount the tree read-only, and every rank would compile it again.
+
+    Unchecked, since the tree never changes; an interpreter of another version passes it by.
+    """
+    import compileall
+    from py_compile import PycInvalidationMode
+
+    compileall.compile_dir(tree, quiet=2, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    for path in tree.rglob("*.pyc"):
+        path.chmod(0o444)

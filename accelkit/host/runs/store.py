@@ -13,7 +13,6 @@ outputs/        the run's own output folder
 
 import contextlib
 import json
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, Final
 from accelkit.contract import codec, names
 from accelkit.host import paths
 from accelkit.host.errors import RecordError
-from accelkit.host.runs import liveness
+from accelkit.host.runs import ids, liveness
 from accelkit.host.runs.record import RECORD_VERSION, Record, Supervisor
 
 RECORD_FILE: Final = "record.json"
@@ -53,7 +52,7 @@ class Store:
         """`workdir`: the folder where `kit` was typed; nothing is made yet."""
         self.workdir = workdir
         self.state_dir = paths.project_state(workdir)
-        self.runs_dir = self.state_dir / "runs"
+        self.runs_dir = paths.project_runs(workdir)
         self.objects_dir = self.state_dir / "objects"
 
     def run_dir(self, run_id: str) -> Path:
@@ -61,11 +60,8 @@ class Store:
         return self.runs_dir / run_id
 
     def new_id(self) -> str:
-        """An ID that no run of this project has: UTC time and a random part, sortable, fit for a DNS label (22 characters)."""
-        while True:
-            run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
-            if not self.run_dir(run_id).exists():
-                return run_id
+        """An ID that no run of this project has."""
+        return ids.new_id(self.runs_dir)
 
     def prepare(self, run_id: str) -> Path:
         """Make the folders of a new run and return its folder, so that code can be captured into it before there is a record.
@@ -102,7 +98,7 @@ class Store:
         """Replace a run's record, atomically. Raises RecordError when the run's folder is gone or cannot be written."""
         path = self.run_dir(record.run_id) / RECORD_FILE
         try:
-            codec.write(path, record)
+            codec.write(path, record, durable=True)
         except OSError as error:
             raise RecordError(f"{path}: {error.strerror}") from error
 
@@ -115,20 +111,20 @@ class Store:
 
     def find(self, name: str) -> Path:
         """The folder of the run that `name` stands for, as `load` reads it. Raises RecordError."""
-        ids = self._ids()
+        known = self._ids()
         if name == LAST:
             recorded = [entry for entry in self.entries() if (entry.run_dir / RECORD_FILE).exists()]
             if not recorded:
                 raise RecordError(f"no run is recorded in {self.state_dir}", hint="kit run SCRIPT makes the first one")
             return recorded[0].run_dir
-        matches = [i for i in ids if i == name] or [
-            i for i in ids if name and (i.startswith(name) or i.rpartition("-")[2].startswith(name))
+        matches = [i for i in known if i == name] or [
+            i for i in known if name and (i.startswith(name) or i.rpartition("-")[2].startswith(name))
         ]
         if len(matches) == 1:
             return self.run_dir(matches[0])
         if matches:
             raise RecordError(f"{name}: {len(matches)} runs fit: {', '.join(matches)}", hint="type more of the ID")
-        raise RecordError(f"{name}: no such run in {self.state_dir}", hint=_nearest(name, ids))
+        raise RecordError(f"{name}: no such run in {self.state_dir}", hint=_nearest(name, known))
 
     def entries(self) -> list[Entry]:
         """All runs, newest first; a damaged record is an entry with its problem."""
@@ -201,8 +197,8 @@ def _time_of(run_id: str, run_dir: Path) -> float:
     return 0.0
 
 
-def _nearest(name: str, ids: list[str]) -> str:
+def _nearest(name: str, known: list[str]) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, ids, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"nearest: {', '.join(near)}" if near else "kit runs list shows what is there"

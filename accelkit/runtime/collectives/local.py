@@ -17,6 +17,10 @@ class LocalCollectives(Collectives):
         """The buffer with a dimension of one in front."""
         return buffer.unsqueeze(0)
 
+    def all_gather_into(self, gathered: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Copy the buffer."""
+        gathered.copy_(buffer.view(-1))
+
     def all_reduce(self, tensor: torch.Tensor, reduction: Reduction) -> None:
         """Leave the tensor as it is."""
 
@@ -26,7 +30,3 @@ class LocalCollectives(Collectives):
     def exchange(self, value: Any) -> list[Any]:
         """The value, alone."""
         return [value]
-
-    def broadcast_object(self, value: Any, source: int) -> Any:
-        """The value."""
-        return value

@@ -1,5 +1,6 @@
 """Tensors in and out of flat buffers, and the arithmetic of padding and reducing. Nothing here communicates."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -29,9 +30,9 @@ def _group(leaves: Sequence[torch.Tensor], key: Callable[[torch.Tensor], Any]) -
     return list(groups.values())
 
 
-def signature(data: Any, *, shapes: bool = True) -> str:
-    """What two ranks must have in common to exchange `data`: paths, devices, types, and shapes or numbers of dimensions."""
-    return ";".join(f"{path}={_build_of(leaf, shapes)}" for path, leaf in structure.walk(data))
+def signature(pairs: Sequence[tuple[str, Any]], *, shapes: bool = True) -> str:
+    """What two ranks must have in common to exchange these leaves: paths, devices, types, and shapes or numbers of dimensions."""
+    return ";".join([f"{path}={_build_of(leaf, shapes)}" for path, leaf in pairs])
 
 
 def _build_of(leaf: Any, shapes: bool) -> str:
@@ -43,11 +44,13 @@ def _build_of(leaf: Any, shapes: bool) -> str:
     return f"{leaf.device.type} {leaf.dtype} {shape}"
 
 
-def describe_kinds(data: Any, stop: structure.Predicate) -> str:
+def signature_of_kinds(pairs: Sequence[tuple[str, Any]], stop: structure.Predicate) -> str:
     """What two ranks must have in common to gather objects: paths, and shapes of tensors; sequences may differ in length."""
     return ";".join(
-        f"{path}={_build_of(leaf, True) if isinstance(leaf, torch.Tensor) else _sort_of(leaf, stop)}"
-        for path, leaf in structure.walk(data, stop=stop)
+        [
+            f"{path}={_build_of(leaf, True) if isinstance(leaf, torch.Tensor) else _sort_of(leaf, stop)}"
+            for path, leaf in pairs
+        ]
     )
 
 
@@ -61,59 +64,74 @@ def as_bytes(leaf: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(leaf).reshape(-1) if leaf.is_complex() else leaf).view(torch.uint8)
 
 
-def from_bytes(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`as_bytes` for a matrix of bytes whose rows hold one tensor each: `(rows, numel)`."""
-    if not like.is_complex():
-        return rows.view(like.dtype)
-    real = rows.view(like.dtype.to_real()).reshape(rows.shape[0], like.numel(), 2)
-    return torch.view_as_complex(real)
+def from_bytes(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of :func:`as_bytes`: a flat view of another type. The bytes begin at a multiple of the type's size."""
+    if not dtype.is_complex:
+        return flat.view(dtype)
+    return torch.view_as_complex(flat.view(dtype.to_real()).reshape(flat.numel() // dtype.itemsize, 2))
+
+
+def packed_size(leaves: Sequence[torch.Tensor]) -> int:
+    """Bytes that the values of all leaves take, each beginning at a multiple of 16."""
+    if len(leaves) == 1:
+        return leaves[0].numel() * leaves[0].element_size()
+    return sum(-(-leaf.numel() * leaf.element_size() // _ALIGN) * _ALIGN for leaf in leaves)
+
+
+@torch.no_grad()
+def pack_into(buffer: torch.Tensor, leaves: Sequence[torch.Tensor]) -> None:
+    """Write the values of all leaves into a flat tensor of bytes of :func:`packed_size`. Gaps between leaves are left as they are."""
+    offset = 0
+    for leaf in leaves:
+        size = leaf.numel() * leaf.element_size()
+        if size:
+            buffer[offset : offset + size].view(leaf.dtype).view(leaf.shape).copy_(leaf)
+        offset += -(-size // _ALIGN) * _ALIGN
 
 
 def pack(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
     """The values of all leaves in one flat tensor of bytes. A single leaf is not copied when its memory is contiguous."""
     if len(leaves) == 1:
         return as_bytes(leaves[0])
-    sizes = [leaf.numel() * leaf.element_size() for leaf in leaves]
-    offsets = _offsets(sizes)
-    buffer = torch.zeros(offsets[-1], dtype=torch.uint8, device=leaves[0].device)
-    for leaf, offset, size in zip(leaves, offsets, sizes, strict=False):
-        buffer[offset : offset + size] = as_bytes(leaf)
+    buffer = torch.zeros(packed_size(leaves), dtype=torch.uint8, device=leaves[0].device)
+    pack_into(buffer, leaves)
     return buffer
 
 
-def unpack(buffer: torch.Tensor, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Per leaf, the tensors of all rows of `buffer` (a packed row per rank) joined along their first dimension."""
-    rows = buffer.shape[0]
-    return [
-        values.reshape((rows * leaf.shape[0], *leaf.shape[1:]) if leaf.dim() else (rows,))
-        for values, leaf in zip(_columns(buffer, leaves), leaves, strict=True)
-    ]
+def unpack(rows: torch.Tensor | Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Per leaf, the tensors of all ranks joined along their first dimension.
+
+    `rows` holds the bytes that each rank has packed. They are copied, unless they are a contiguous matrix, which is shared.
+    """
+    found = []
+    for leaf, (start, end) in zip(leaves, _spans(leaves), strict=True):
+        shape = (len(rows) * leaf.shape[0], *leaf.shape[1:]) if leaf.dim() else (len(rows),)
+        found.append(from_bytes(_column(rows, start, end), leaf.dtype).reshape(shape))
+    return found
+
+
+def _column(rows: torch.Tensor | Sequence[torch.Tensor], start: int, end: int) -> torch.Tensor:
+    if isinstance(rows, torch.Tensor):
+        return rows[:, start:end].reshape(-1)
+    return torch.cat([row[start:end] for row in rows])
 
 
 def unpack_one(buffer: torch.Tensor, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves that a flat buffer was packed from."""
-    columns = _columns(buffer.unsqueeze(0), leaves)
-    return [values.reshape(leaf.shape) for values, leaf in zip(columns, leaves, strict=True)]
+    return [
+        from_bytes(buffer[start:end].clone(), leaf.dtype).reshape(leaf.shape)
+        for leaf, (start, end) in zip(leaves, _spans(leaves), strict=True)
+    ]
 
 
-def _columns(buffer: torch.Tensor, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    sizes = [leaf.numel() * leaf.element_size() for leaf in leaves]
-    offsets = _offsets(sizes) if len(leaves) > 1 else [0]
-    found = []
-    for leaf, offset, size in zip(leaves, offsets, sizes, strict=False):
-        if size:
-            found.append(from_bytes(buffer[:, offset : offset + size], leaf))
-        else:
-            found.append(torch.empty((buffer.shape[0], 0), dtype=leaf.dtype, device=leaf.device))
-    return found
-
-
-def _offsets(sizes: Sequence[int]) -> list[int]:
-    """Where each leaf starts, and where the last one ends, all aligned."""
-    offsets = [0]
-    for size in sizes:
-        offsets.append(offsets[-1] + -(-size // _ALIGN) * _ALIGN)
-    return offsets
+def _spans(leaves: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Where each leaf starts and ends among the packed bytes."""
+    spans, offset = [], 0
+    for leaf in leaves:
+        size = leaf.numel() * leaf.element_size()
+        spans.append((offset, offset + size))
+        offset += -(-size // _ALIGN) * _ALIGN
+    return spans
 
 
 def size_at(leaf: Any, dim: int) -> int:
@@ -125,11 +143,15 @@ def size_at(leaf: Any, dim: int) -> int:
 
 def pad(leaf: torch.Tensor, dim: int, size: int, value: float, *, first: bool) -> torch.Tensor:
     """The tensor enlarged to `size` along `dim`, filled with `value` behind (or before, with `first`); its type stays."""
-    missing = size - leaf.shape[dim]
+    have = leaf.shape[dim]
     shape = list(leaf.shape)
-    shape[dim] = missing
-    filler = torch.full(shape, value, dtype=leaf.dtype, device=leaf.device)
-    return torch.cat([filler, leaf] if first else [leaf, filler], dim=dim)
+    shape[dim] = size
+    whole = torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
+    start = size - have if first else 0
+    whole.narrow(dim, start, have).copy_(leaf)
+    filler = torch.full((), value, device=leaf.device).to(leaf.dtype)  # not every type can be filled
+    whole.narrow(dim, 0 if first else have, size - have).copy_(filler)
+    return whole
 
 
 def for_reduction(leaf: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -140,6 +162,11 @@ def for_reduction(leaf: torch.Tensor, reduction: str) -> torch.Tensor:
     if leaf.dtype in (torch.float16, torch.bfloat16) and leaf.device.type == "cpu":
         return leaf.float()
     return leaf.to(torch.int64) if leaf.dtype in _ODD_INTEGERS else leaf
+
+
+def combine(values: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
+    """The reduction of one leaf's values, in the order of ranks: the same bits on every rank."""
+    return functools.reduce(torch.maximum if reduction == "max" else torch.add, values)
 
 
 def flatten(leaves: Sequence[torch.Tensor]) -> torch.Tensor:

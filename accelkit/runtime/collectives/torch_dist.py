@@ -7,7 +7,8 @@ import torch.distributed as dist
 
 from accelkit.runtime.collectives.base import Collectives, Reduction
 
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch renamed it
+_ALL_GATHER: Final = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+"""torch renamed it."""
 _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
@@ -22,8 +23,12 @@ class TorchCollectives(Collectives):
         """Gather into one tensor, without a list of parts to be joined afterwards."""
         gathered = torch.empty((self.size, *buffer.shape), dtype=buffer.dtype, device=buffer.device)
         if buffer.numel():
-            _all_gather(gathered.view(-1), buffer.view(-1))
+            self.all_gather_into(gathered.view(-1), buffer.view(-1))
         return gathered
+
+    def all_gather_into(self, gathered: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Gather into what is there already."""
+        getattr(dist, _ALL_GATHER)(gathered, buffer)
 
     def all_reduce(self, tensor: torch.Tensor, reduction: Reduction) -> None:
         """Reduce in place."""
@@ -40,9 +45,3 @@ class TorchCollectives(Collectives):
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value)
         return found
-
-    def broadcast_object(self, value: Any, source: int) -> Any:
-        """Broadcast by pickling."""
-        box = [value]
-        dist.broadcast_object_list(box, src=source)
-        return box[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from accelkit.runtime.collectives.base import Channel
+from accelkit.runtime.collectives.handout import Handout
 from accelkit.runtime.data import wire
 from accelkit.runtime.data.feeds import Delivery, Feed, Origin, Step
 from accelkit.runtime.data.shard import Plan, Tail
@@ -39,13 +39,13 @@ class _Parcel:
 class DispatchFeed(Feed):
     """A feed of which only rank 0's is read."""
 
-    def __init__(self, inner: Feed, channel: Channel, *, pin: bool) -> None:
+    def __init__(self, inner: Feed, handout: Handout, *, pin: bool) -> None:
         self.inner = inner
         self.base = inner.base
         self.counts_samples = inner.counts_samples
         self.per_step = inner.per_step
-        self._channel = channel
-        self._pin = pin and torch.accelerator.is_available() and channel.device.type == "cpu"
+        self._handout = handout
+        self._pin = pin and torch.accelerator.is_available() and handout.device.type == "cpu"
 
     @property
     def plan(self) -> Plan:  # type: ignore[override]
@@ -75,12 +75,12 @@ class DispatchFeed(Feed):
     def _hand_out(self, origin: Origin) -> Iterator[Step]:
         parcels = self._pack(origin)
         upcoming = next(parcels, None)
-        self._channel.announce(0 if upcoming is None else upcoming.size)
+        self._handout.announce(0 if upcoming is None else upcoming.size)
         while upcoming is not None:
             current = upcoming
             upcoming = next(parcels, None)
             current.rows.view(torch.int64)[:, 0] = 0 if upcoming is None else upcoming.size
-            self._channel.send(current.rows)
+            self._handout.send(current.rows)
             if current.error is not None:
                 raise current.error
             yield current.value, current.tail, upcoming is None, current.marks
@@ -94,14 +94,14 @@ class DispatchFeed(Feed):
                     for rank, encoder in enumerate(encoders, 1)
                 ]
                 yield _Parcel(_write(rows), values[0], tail, marks)
-        except Exception as error:  # noqa: BLE001  (whatever it is, the other ranks wait for it)
+        except Exception as error:  # noqa: BLE001  (the ranks that wait must hear of it)
             rows = [wire.failure(traceback.format_exc())] * (self.plan.size - 1)
             yield _Parcel(_write(rows), error=error)
 
     def _take(self) -> Iterator[Step]:
-        decoder, size = wire.Decoder(), self._channel.hear()
+        decoder, size = wire.Decoder(), self._handout.hear()
         while size:
-            row = self._channel.receive(size)
+            row = self._handout.receive(size)
             size, kind, value, tail = decoder.decode(row.pin_memory() if self._pin else row)
             if kind == wire.FAILURE:
                 raise BatchSourceError(f"rank 0 reads the data for all ranks, and failed:\n{value}")

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from accelkit.runtime import rng, structure
-from accelkit.runtime.collectives.base import Channel
+from accelkit.runtime.collectives.handout import Handout
 from accelkit.runtime.data import sampler as samplers
 from accelkit.runtime.data.adopted import adopt
 from accelkit.runtime.data.batches import RankBatches
@@ -35,13 +35,13 @@ def prepare_data_loader(
     config: DataLoaderConfiguration,
     agree: Agree,
     state: LoopState,
-    channel: Channel | None = None,
+    handout: Handout | None = None,
     shard: bool = True,
 ) -> PreparedLoader:
     """This rank's share of `loader`, with batches moved to `device` (None: left where they are).
 
     Anything else that can be iterated again and again is taken for a loader of ready batches, of which each rank takes its own. A
-    `channel` is needed where rank 0 reads for all. `shard=False` says that the loader serves this rank alone already; a
+    `handout` is needed where rank 0 reads for all. `shard=False` says that the loader serves this rank alone already; a
     DistributedSampler says so by itself. Ranks that shuffle agree on the order here: it is a call that all ranks make. Raises
     SettingError for a batch size that does not divide, and TypeError for what cannot be iterated.
     """
@@ -52,22 +52,22 @@ def prepare_data_loader(
         loader.__dict__["in_order"] = True
     is_stream = isinstance(loader.dataset, IterableDataset)
     alone = not shard or size == 1
-    dispatch = _dispatches(config, channel, is_stream and device is not None)
+    dispatch = _dispatches(config, handout, is_stream and device is not None)
     share = (rank, 1 if alone else size)
     if is_stream:
         feed, progress = _prepare_stream(loader, share, config, dispatch)
     else:
         feed, progress = _prepare_map(loader, share, config, agree, dispatch)
-    if dispatch and channel is not None and feed.plan.size > 1:
-        feed = DispatchFeed(feed, channel, pin=loader.pin_memory)
+    if dispatch and handout is not None and feed.plan.size > 1:
+        feed = DispatchFeed(feed, handout, pin=loader.pin_memory)
     return PreparedLoader(feed, progress=progress, state=state, move=mover(device, config))
 
 
-def _dispatches(config: DataLoaderConfiguration, channel: Channel | None, by_default: bool) -> bool:
+def _dispatches(config: DataLoaderConfiguration, handout: Handout | None, by_default: bool) -> bool:
     """Whether rank 0 reads for all ranks: when asked for; unless refused, also for streams, which may differ between processes."""
-    if config.dispatch_batches and channel is None:
+    if config.dispatch_batches and handout is None:
         raise SettingError("dispatch_batches=True needs a way to the other ranks", hint="prepare with an Accelerator")
-    return by_default and channel is not None if config.dispatch_batches is None else config.dispatch_batches
+    return by_default and handout is not None if config.dispatch_batches is None else config.dispatch_batches
 
 
 def _prepare_map(

@@ -1,7 +1,7 @@
 """The seam between the facade and a way of training on several ranks: a strategy is asked to act, never what it is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from accelkit.runtime import models
 from accelkit.runtime.settings import DistributedType, Handlers
 from accelkit.runtime.state import PartialState
 
@@ -55,6 +56,10 @@ class Strategy(ABC):
         """A block in which backward leaves gradients unsynchronised."""
         return NOTHING
 
+    def sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """A block in which backward synchronises gradients although the forward ran in a block of :meth:`no_sync`."""
+        return NOTHING
+
     def join(self, models: Sequence[nn.Module], *, enable: bool) -> AbstractContextManager[Any]:
         """A block in which ranks may run out of batches at different times."""
         return NOTHING
@@ -66,3 +71,21 @@ class Strategy(ABC):
     def clip_grad_value(self, parameters: Sequence[torch.Tensor], clip_value: float) -> None:
         """Limit each element of the gradients to [-clip_value, clip_value]."""
         nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """The model's whole state, by its own names; its tensors are those of the model where it has them whole. All ranks call it."""
+        state: dict[str, Any] = models.unwrap(model, keep_torch_compile=False).state_dict()
+        return state
+
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:
+        """Load what :meth:`model_state` gave. Tensors that are the model's own are filled already. All ranks call it."""
+        models.unwrap(model, keep_torch_compile=False).load_state_dict(state, strict=strict)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """The optimizer's whole state. All ranks call it."""
+        state: dict[str, Any] = optimizer.state_dict()
+        return state
+
+    def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
+        """Load what :meth:`optimizer_state` gave. Tensors that are the optimizer's own are filled already. All ranks call it."""
+        optimizer.load_state_dict(state)

@@ -1,7 +1,7 @@
 """Data parallel: every rank holds the whole model, gradients are averaged in backward (torch's DistributedDataParallel)."""
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accelkit.runtime.settings import DistributedDataParallelKwargs, Handlers
 from accelkit.runtime.state import PartialState
+from accelkit.runtime.strategies import comm_hooks
 from accelkit.runtime.strategies.base import NOTHING, Strategy
 
 
@@ -31,7 +32,9 @@ class DDPStrategy(Strategy):
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        return DistributedDataParallel(model, **self._arguments)
+        wrapped = DistributedDataParallel(model, **self._arguments)
+        comm_hooks.register(wrapped, self.handlers.get(DistributedDataParallelKwargs))
+        return wrapped
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The model inside."""
@@ -49,6 +52,20 @@ class DDPStrategy(Strategy):
         for model in wrapped:
             stack.enter_context(model.no_sync())
         return stack if wrapped else NOTHING
+
+    @contextmanager
+    def sync_in_backward(self, model: nn.Module) -> Iterator[None]:
+        """Arm the reducer for the coming backward, as a forward outside `no_sync` would have done."""
+        if not isinstance(model, DistributedDataParallel):
+            yield
+            return
+        before = model.require_backward_grad_sync
+        model.require_backward_grad_sync = True
+        model.reducer.prepare_for_backward([])
+        try:
+            yield
+        finally:
+            model.require_backward_grad_sync = before
 
     def join(self, models: Sequence[nn.Module], *, enable: bool) -> AbstractContextManager[Any]:
         """Ranks that are out of batches answer the collectives of those that are not."""

@@ -8,19 +8,21 @@ from typing import IO, Literal
 
 from accelkit.contract import names
 from accelkit.host import process
-from accelkit.host.launch import environment
+from accelkit.host.launch import early
 from accelkit.host.launch.backends import base
+from accelkit.host.launch.early import EarlyNodes
 from accelkit.host.launch.events import EventQueue, Line, NodeExited
 from accelkit.host.launch.plan import LaunchPlan, NodePlan
-from accelkit.host.launch.stage import BOOT
 
 
 class LocalBackend:
     """A process group a node. `boot` ends its ranks on SIGTERM; the group is killed where it does not."""
 
-    def __init__(self, plan: LaunchPlan) -> None:
-        """For one plan; starts nothing."""
+    def __init__(self, plan: LaunchPlan, early: EarlyNodes | None = None) -> None:
+        """For one plan; starts nothing. `early`: nodes of this plan that are up already and wait for their spec."""
         self._plan = plan
+        self._early = early
+        self._spec = os.path.join(plan.spec.exchange_dir, names.SPEC_FILE)
         self._nodes: dict[int, process.Child] = {}
 
     def artefacts(self) -> dict[str, str]:
@@ -30,7 +32,7 @@ class LocalBackend:
     def start(self, events: EventQueue) -> None:
         """Start every node's boot and a thread that follows each of its streams."""
         for node in self._plan.nodes:
-            child = process.Child(self._argv(node), cwd=Path(self._plan.workdir), env=self._env(node))
+            child = self._early.take(node.index, self._spec) if self._early else self._start(node)
             self._nodes[node.index] = child
             readers = [
                 base.thread(_follow, child.stdout, "stdout", events),
@@ -64,16 +66,14 @@ class LocalBackend:
         for child in self._nodes.values():
             child.signal(number)
 
+    def _start(self, node: NodePlan) -> process.Child:
+        return process.Child(self._argv(node), cwd=Path(self._plan.workdir), env=self._env(node))
+
     def _argv(self, node: NodePlan) -> list[str]:
-        boot = os.path.join(self._plan.runtime_dir, BOOT)
-        spec = os.path.join(self._plan.spec.exchange_dir, names.SPEC_FILE)
-        return [self._plan.python or "python3", boot, spec, "--node", str(node.index)]
+        return early.command(self._plan.python or "python3", self._plan.runtime_dir, self._spec, node.index)
 
     def _env(self, node: NodePlan) -> dict[str, str]:
-        env = environment.inherited(environment.current())
-        path = [self._plan.runtime_dir, *filter(None, [env.get("PYTHONPATH")])]
-        return {**env, "PYTHONPATH": os.pathsep.join(path), names.ENV_NODE_NAME: node.name,
-                names.ENV_RUN_ID: self._plan.run_id}  # fmt: skip
+        return early.variables(self._plan.runtime_dir, self._plan.run_id, node.index)
 
 
 def _follow(stream: IO[bytes], name: Literal["stdout", "stderr"], events: EventQueue) -> None:

@@ -1,0 +1,14 @@
+"""A value of the configuration with its place; apart from the reader of files, so that a run without any needs no YAML."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Located:
+    """A value and where it stands."""
+
+    value: Any
+    kind: str
+    """flag, variable, file, project or user."""
+    where: str

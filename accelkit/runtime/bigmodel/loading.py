@@ -1,0 +1,255 @@
+"""Loading a checkpoint into a model: everything is planned and checked first, then done a tensor at a time.
+
+One rule for types on every path: a tensor keeps the checkpoint's dtype unless `dtype` is given, which concerns floating
+tensors alone. A tensor for the CPU or the disk whose dtype stays is a view of the checkpoint's file: nothing is read, copied
+or written. What must be on disk in another dtype, or comes from a form that cannot be mapped, is written to `offload_folder`.
+"""
+
+import logging
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accelkit.runtime.bigmodel.broadcast import read_on_rank_0
+from accelkit.runtime.bigmodel.bytesize import CustomDtype
+from accelkit.runtime.bigmodel.checkpoint import Checkpoint, Stored, open_checkpoint
+from accelkit.runtime.bigmodel.collecting import uncollected
+from accelkit.runtime.bigmodel.device_map import check_device_map, place_of
+from accelkit.runtime.bigmodel.failures import CheckpointFileError
+from accelkit.runtime.bigmodel.naming import fit_names
+from accelkit.runtime.bigmodel.offload_files import (
+    load_offload_index,
+    load_offloaded_weight,
+    offload_state_dict,
+)
+from accelkit.runtime.bigmodel.sizes import Dtype, as_dtype
+from accelkit.runtime.bigmodel.tensors import Slot, all_slots, replace
+from accelkit.runtime.errors import SettingError, UnsupportedError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One tensor of the model and where its value comes from and goes to."""
+
+    slots: tuple[Slot, ...]
+    """All names of it: they hold one object afterwards."""
+    source: Stored
+    place: Any
+    """Device, or "disk"."""
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.slots[0].name
+
+    @property
+    def must_be_written(self) -> bool:
+        """Whether the checkpoint's own file cannot serve as its place on disk."""
+        return self.place == "disk" and not (self.source.is_mapped and self.source.dtype == self.dtype)
+
+
+@dataclass
+class Plan:
+    """What loading is going to do."""
+
+    items: list[Item] = field(default_factory=list)
+    missing: list[Slot] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+
+
+@uncollected()
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: str | Path,
+    device_map: Mapping[str, Any] | None = None,
+    offload_folder: str | Path | None = None,
+    dtype: Dtype = None,
+    offload_state_dict: bool = False,  # noqa: ARG001  (the family's signature; nothing is staged here)
+    offload_buffers: bool = False,  # noqa: ARG001  (the family's signature; where buffers run is decided at dispatch)
+    keep_in_fp32_modules: Sequence[str] | None = None,
+    offload_8bit_bnb: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+    *,
+    copy: bool = False,
+) -> None:
+    """Load a checkpoint into a model that is on meta or real, each tensor onto its device. Installs no hooks.
+
+    Args:
+        model: its tied tensors stay tied, and need one of their names in the checkpoint.
+        checkpoint: a .safetensors or .bin file, an .index.json, or a folder that holds one; also a folder that
+            torch.distributed.checkpoint wrote.
+        device_map: name -> device, "cpu" or "disk"; None: the CPU for what is on meta, for the rest where it is.
+        offload_folder: where tensors for the disk are written that the checkpoint's files cannot serve.
+        dtype: of floating tensors; None: as in the checkpoint.
+        offload_state_dict: accepted, not needed.
+        offload_buffers: accepted, not needed.
+        keep_in_fp32_modules: names of modules whose floating tensors become float32 when `dtype` is a half type.
+        offload_8bit_bnb: not available.
+        strict: missing and unexpected names raise; otherwise each kind is one warning that lists all.
+        full_state_dict: accepted; must be true.
+        broadcast_from_rank0: rank 0 alone reads the files; the others get the values from it.
+        copy: read into memory of its own, for files that may change or be cut short while the model lives.
+
+    Raises CheckpointFileError (a ValueError) for a damaged checkpoint or wrong shapes, before the model is touched; SettingError
+    (a ValueError) for a device map with gaps or a missing `offload_folder`.
+    """
+    if offload_8bit_bnb or not full_state_dict:
+        raise UnsupportedError("offload_8bit_bnb=True and full_state_dict=False are not available")
+    opened = read_on_rank_0(checkpoint, copy) if broadcast_from_rank0 else open_checkpoint(checkpoint, copy=copy)
+    if device_map is not None:
+        check_device_map(model, device_map)
+    plan = make_plan(model, opened, device_map, dtype, keep_in_fp32_modules or ())
+    _judge(plan, opened, strict)
+    carry_out(plan, offload_folder)
+
+
+def make_plan(
+    model: nn.Module, checkpoint: Checkpoint, device_map: Mapping[str, Any] | None, dtype: Dtype, keep: Collection[str]
+) -> Plan:
+    """Match a model with a checkpoint. Raises CheckpointFileError that lists every tensor of another shape."""
+    wanted = as_dtype(dtype)
+    if isinstance(wanted, CustomDtype):
+        raise SettingError(f"dtype={dtype!r}: tensors cannot be loaded as that", hint="give a torch.dtype")
+    groups = list(_groups(model))
+    names = {slot.name for group in groups for slot in group}
+    stored = fit_names(
+        model, {slot.name for group in groups for slot in group if slot.is_persistent}, checkpoint.tensors
+    )
+    plan = Plan(unexpected=[name for name in stored if name not in names])
+    misfits = []
+    for group in groups:
+        source = next((stored[slot.name] for slot in group if slot.name in stored), None)
+        if source is None:
+            plan.missing.extend(slot for slot in group[:1] if slot.is_persistent)
+        elif source.shape != tuple(group[0].tensor.shape):
+            misfits.append(
+                f"{group[0].name}: {list(source.shape)} in the checkpoint, {list(group[0].tensor.shape)} here"
+            )
+        else:
+            plan.items.append(
+                Item(tuple(group), source, _place(group, device_map), _dtype_of(group, source, wanted, keep))
+            )
+    if misfits:
+        raise CheckpointFileError(f"{checkpoint.path} holds tensors of other shapes:\n  " + "\n  ".join(misfits))
+    return plan
+
+
+def _groups(model: nn.Module) -> Iterator[list[Slot]]:
+    """Every tensor once, with all its names."""
+    groups: dict[int, list[Slot]] = {}
+    for slot in all_slots(model):
+        groups.setdefault(id(slot.tensor), []).append(slot)
+    yield from groups.values()
+
+
+def _place(group: Sequence[Slot], device_map: Mapping[str, Any] | None) -> Any:
+    """The one place of a tensor: of those its names are mapped to an accelerator, else the CPU, else the disk."""
+    if device_map is None:
+        device = group[0].tensor.device
+        return torch.device("cpu") if device.type == "meta" else device
+    places = [place_of(device_map, slot.name) for slot in group]
+    return min(places, key=lambda place: (place == "disk") * 2 + (str(place) == "cpu"))
+
+
+def _dtype_of(group: Sequence[Slot], source: Stored, wanted: torch.dtype | None, keep: Collection[str]) -> torch.dtype:
+    if wanted is None or not source.dtype.is_floating_point:
+        return source.dtype
+    kept = wanted.itemsize == 2 and any(part in keep for slot in group for part in slot.name.split("."))
+    return torch.float32 if kept else wanted
+
+
+def _judge(plan: Plan, checkpoint: Checkpoint, strict: bool) -> None:
+    """Say which names have no counterpart: an error when strict, else a warning."""
+    problems = []
+    if plan.missing:
+        empty = [slot.name for slot in plan.missing if slot.tensor.is_meta]
+        kept = [slot.name for slot in plan.missing if not slot.tensor.is_meta]
+        if empty:
+            problems.append(f"{checkpoint.path} has no value for {', '.join(empty)}: still on the meta device")
+        if kept:
+            problems.append(f"{checkpoint.path} has no value for {', '.join(kept)}: left as before")
+    if plan.unexpected:
+        problems.append(f"{checkpoint.path} holds names that the model does not have: {', '.join(plan.unexpected)}")
+    if problems and strict:
+        raise CheckpointFileError("\n  ".join(problems), hint="strict=False loads what fits")
+    for problem in problems:
+        warnings.warn(problem, stacklevel=3)
+
+
+def carry_out(plan: Plan, offload_folder: str | Path | None) -> None:
+    """Do what was planned. What must be written is written before the model is touched."""
+    to_write = [item for item in plan.items if item.must_be_written]
+    written = _write(to_write, offload_folder) if to_write else {}
+    for item in plan.items:
+        value = written.get(item.name)
+        if value is None:
+            value = item.source.read().to(item.dtype)
+            if item.place != "disk":
+                value = value.to(item.place)
+        held = replace(item.slots[0], value)
+        for slot in item.slots[1:]:
+            slot.put(held)
+    changed = sorted({f"{item.source.dtype} -> {item.dtype}" for item in plan.items if item.source.dtype != item.dtype})
+    if changed:
+        logger.info("loaded in another dtype: %s", ", ".join(changed).replace("torch.", ""))
+
+
+def _write(items: Sequence[Item], offload_folder: str | Path | None) -> dict[str, torch.Tensor]:
+    """Write tensors to an offload folder, one at a time; returns them as views of their files."""
+    if offload_folder is None:
+        first = items[0]
+        raise SettingError(
+            f"the device map puts {first.name} on disk, where {first.source.file} cannot serve it as it is "
+            f"({first.source.dtype}, wanted {first.dtype}): an offload_folder is needed",
+            hint="give offload_folder, or load a safetensors checkpoint without dtype",
+        )
+    offload_state_dict(offload_folder, _Converted(items))
+    index = load_offload_index(offload_folder)
+    return {
+        item.name: load_offloaded_weight(Path(offload_folder) / f"{item.name}.dat", index[item.name]) for item in items
+    }
+
+
+class _Converted(Mapping[str, torch.Tensor]):
+    """What is to be written, made one at a time."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = {item.name: item for item in items}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        item = self._items[name]
+        return item.source.read().to(item.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+def load_state_dict(
+    checkpoint_file: str | Path, device_map: Mapping[str, Any] | None = None, *, copy: bool = False
+) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint file by name, each on its device; those for the CPU (and the disk) are views of the file."""
+    result = {}
+    for name, stored in open_checkpoint(checkpoint_file, copy=copy).tensors.items():
+        place = None if device_map is None else place_of(device_map, name)
+        result[name] = stored.read() if place in (None, "disk", "cpu") else stored.read().to(place)
+    return result
+
+
+def load_offloaded_weights(model: nn.Module, index: Mapping[str, Any], offload_folder: str | Path) -> None:
+    """Put the tensors of an offload folder into a model, as views of their files."""
+    slots = {slot.name: slot for slot in all_slots(model)}
+    for name, entry in index.items():
+        replace(slots[name], load_offloaded_weight(Path(offload_folder) / f"{name}.dat", entry))

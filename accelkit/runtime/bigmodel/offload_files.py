@@ -1,0 +1,233 @@
+"""Offload folders: a raw `NAME.dat` for each tensor and an `index.json` with dtypes and shapes; and mappings that read them."""
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accelkit.runtime.bigmodel.bytesize import show
+from accelkit.runtime.bigmodel.failures import CheckpointFileError, OffloadError
+from accelkit.runtime.bigmodel.mapping import MappedFile
+from accelkit.runtime.bigmodel.safetensors_file import SafetensorsFile, load_json
+from accelkit.runtime.errors import SettingError
+
+Index = dict[str, dict[str, Any]]
+INDEX_NAME = "index.json"
+
+
+def offload_weight(
+    weight: torch.Tensor, weight_name: str, offload_folder: str | Path, index: Index | None = None
+) -> Index:
+    """Write a tensor, bit for bit, to `offload_folder/weight_name.dat`; returns the index with its entry.
+
+    The file appears under its name when it is complete. Raises OffloadError when it cannot be written.
+    """
+    if weight.is_meta:
+        raise SettingError(
+            f"{weight_name} is on the meta device: it has no value to write", hint="load the model first"
+        )
+    folder = Path(offload_folder)
+    path = _file_of(folder, weight_name)
+    value = weight.detach().to("cpu").contiguous()
+    begun = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(begun, value)
+        begun.replace(path)
+    except OSError as error:
+        begun.unlink(missing_ok=True)
+        raise _explain(error, path, value.numel() * value.element_size()) from error
+    entries: Index = {} if index is None else index
+    entries[weight_name] = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+    return entries
+
+
+def _write(path: Path, value: torch.Tensor) -> None:
+    size = value.numel() * value.element_size()
+    with path.open("wb", buffering=0) as file:
+        if not size:
+            return
+        source = memoryview((ctypes.c_char * size).from_address(value.data_ptr())).cast("B")
+        done = 0
+        while done < size:
+            done += file.write(source[done : done + (64 << 20)])
+
+
+def _explain(error: OSError, path: Path, size: int) -> OffloadError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(path.parent).free
+        return OffloadError(
+            f"{path} needs {show(size)}, and the disk has {show(free)} left",
+            hint="name an offload folder on a larger disk; a safetensors checkpoint loaded in its own dtype needs none",
+        )
+    return OffloadError(f"{path} cannot be written: {error.strerror or error}")
+
+
+def _file_of(folder: Path, name: str) -> Path:
+    if not name or "/" in name or "\\" in name or "\0" in name:
+        raise SettingError(f"{name!r} cannot be the name of a file in {folder}")
+    return folder / f"{name}.dat"
+
+
+def load_offloaded_weight(weight_file: str | Path, weight_info: Mapping[str, Any]) -> torch.Tensor:
+    """A tensor of an offload folder, as a view of its file; `weight_info` is its entry in the index.
+
+    Raises CheckpointFileError when the file is not as long as the entry says.
+    """
+    path = Path(weight_file)
+    dtype, shape = getattr(torch, str(weight_info["dtype"]), None), tuple(weight_info["shape"])
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointFileError(f"{path}: the index gives the unknown dtype {weight_info['dtype']!r}")
+    size = int(torch.Size(shape).numel()) * dtype.itemsize
+    try:
+        there = path.stat().st_size
+    except OSError as error:
+        raise CheckpointFileError(f"{path} cannot be read: {error.strerror}") from error
+    if there != size:
+        raise CheckpointFileError(
+            f"{path} has {there} bytes where the index says {list(shape)} {dtype}, which are {size}"
+        )
+    return MappedFile(path).tensor(0, dtype, shape) if size else torch.empty(shape, dtype=dtype)
+
+
+def save_offload_index(index: Mapping[str, Any], offload_folder: str | Path) -> None:
+    """Write the index, added to the one that is there; complete or not at all. An empty one is not written."""
+    if not index:
+        return
+    path = Path(offload_folder) / INDEX_NAME
+    begun = path.with_name(f".{INDEX_NAME}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        begun.write_text(json.dumps({**load_offload_index(offload_folder), **index}, indent=2), encoding="utf-8")
+        begun.replace(path)
+    except OSError as error:
+        begun.unlink(missing_ok=True)
+        raise _explain(error, path, len(json.dumps(index))) from error
+
+
+def load_offload_index(offload_folder: str | Path) -> Index:
+    """The index of a folder; empty without one."""
+    path = Path(offload_folder) / INDEX_NAME
+    return load_json(path) if path.exists() else {}
+
+
+def offload_state_dict(save_dir: str | Path, state_dict: Mapping[str, torch.Tensor]) -> None:
+    """Write all tensors of a state dict to an offload folder, or none: what was written is removed when one fails."""
+    index: Index = {}
+    folder = Path(save_dir)
+    try:
+        for name, tensor in state_dict.items():
+            offload_weight(tensor, name, folder, index)
+        save_offload_index(index, folder)
+    except (OSError, SettingError):
+        for name in index:
+            _file_of(folder, name).unlink(missing_ok=True)
+        raise
+
+
+class PrefixedDataset(Mapping[str, Any]):
+    """The entries of a mapping whose names begin with a prefix, by the rest of their names."""
+
+    def __init__(self, dataset: Mapping[str, Any], prefix: str) -> None:
+        self.dataset = dataset
+        self.prefix = prefix
+
+    def __getitem__(self, key: str) -> Any:
+        return self.dataset[f"{self.prefix}{key}"]
+
+    def __contains__(self, key: object) -> bool:
+        return f"{self.prefix}{key}" in self.dataset
+
+    def __iter__(self) -> Iterator[str]:
+        return (key.removeprefix(self.prefix) for key in self.dataset if key.startswith(self.prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
+    """Tensors in memory, in an offload folder, or in safetensors files, by name; those of files are views of them.
+
+    Args:
+        state_dict: tensors in memory.
+        save_folder: an offload folder.
+        index: entries of the folder; None: those of its index.json. An entry with `safetensors_file` (and `weight_name`) points
+            into such a file.
+        device: where tensors are put when they are read; None: where they are.
+
+    Raises SettingError (a ValueError) when it is given nothing to read.
+    """
+
+    def __init__(
+        self,
+        state_dict: Mapping[str, torch.Tensor] | None = None,
+        save_folder: str | Path | None = None,
+        index: Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if state_dict is None and save_folder is None and index is None:
+            raise SettingError(
+                "Need either a `state_dict`, a `save_folder` or an `index` containing offloaded weights."
+            )
+        self.state_dict = {} if state_dict is None else state_dict
+        self.save_folder = save_folder
+        self.device = device
+        self.index: Mapping[str, Any] = (
+            load_offload_index(save_folder or ".") if index is None and save_folder else index or {}
+        )
+        self._keys = list(dict.fromkeys([*self.state_dict, *self.index]))
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        if key in self.state_dict:
+            return self._placed(self.state_dict[key])
+        entry = self.index[key]
+        if entry.get("safetensors_file"):
+            file = _open_now(Path(entry["safetensors_file"]))
+            value = file.view(entry.get("weight_name", key))
+            wanted = getattr(torch, str(entry.get("dtype", value.dtype)).removeprefix("torch."))
+            return self._placed(value.to(wanted) if value.is_floating_point() else value)
+        return self._placed(load_offloaded_weight(Path(self.save_folder or ".") / f"{key}.dat", entry))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.state_dict or key in self.index
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def shape_of(self, key: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read for it."""
+        entry = self.index.get(key, {})
+        if key not in self.state_dict and "shape" in entry:
+            return tuple(entry["shape"])
+        return tuple(self[key].shape)
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self.device is None else tensor.to(self.device)
+
+
+def _open_now(path: Path) -> SafetensorsFile:
+    found = path.stat()
+    return _open_cached(path, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _open_cached(path: Path, _size: int, _changed: int) -> SafetensorsFile:
+    return SafetensorsFile(path)
+
+
+def extract_submodules_state_dict(
+    state_dict: Mapping[str, torch.Tensor], submodule_names: list[str]
+) -> dict[str, torch.Tensor]:
+    """The entries that lie in some modules."""
+    starts = tuple(f"{name}." for name in submodule_names)
+    return {name: value for name, value in state_dict.items() if name in submodule_names or name.startswith(starts)}

@@ -1,0 +1,147 @@
+"""Hooks of a dispatched model: tensors stay where they are at rest, and are brought to where their module runs."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from accelkit.runtime import structure
+from accelkit.runtime.bigmodel.align import AlignDevicesHook, Feed, aligned, find_device
+from accelkit.runtime.bigmodel.hooks import GuardedMethod, ModelHook, ThreadStack
+from accelkit.runtime.bigmodel.tensors import Slot, all_slots, own_slots, replace
+from accelkit.runtime.errors import UnsupportedError
+
+
+class PlacedHook(AlignDevicesHook):
+    """Runs a module whose tensors were placed already. A tensor elsewhere than `execution_device` is brought for each forward."""
+
+    def __init__(
+        self,
+        execution_device: torch.device,
+        *,
+        skip_keys: str | Sequence[str] | None,
+        place_submodules: bool,
+        feed: Feed | None,
+        key: str,
+    ) -> None:
+        super().__init__(
+            execution_device, offload=True, skip_keys=skip_keys, place_submodules=place_submodules, feed=feed, key=key
+        )
+        self.offload_buffers = True
+
+    def named_slots(self, module: nn.Module, name: str) -> Iterator[Slot]:
+        """The tensors that this hook looks after, by their names in the model."""
+        return all_slots(module, name) if self.place_submodules else own_slots(module, name)
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        """Find out whether there is anything to bring."""
+        self.offload = any(slot.tensor.device != self.execution_device for slot in self.slots(module))
+        return module
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        """Back to the accelerators that tensors came from; those that came from the CPU, or were loaded, stay as they are."""
+        for slot in self.named_slots(module, self.key):
+            device = self.original_devices.get(slot.name)
+            if device is not None and device.type not in ("cpu", "meta"):
+                replace(slot, slot.tensor.data.to(device))
+        return module
+
+
+class WholeModelHook(ModelHook):
+    """Around the whole model: inputs come to its main device, the output goes back to where the inputs were.
+
+    Args:
+        device: the main device.
+        skip_keys: keyword arguments (and keys of mappings) that stay where they are.
+        offloads: whether any tensor is brought for each forward, or is on disk; then gradients are not recorded.
+        feed: told when a forward begins and ends.
+    """
+
+    def __init__(
+        self, device: torch.device, skip_keys: str | Sequence[str] | None, *, offloads: bool, feed: Any
+    ) -> None:
+        self.execution_device = device
+        self.skip_keys = [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ())
+        self.no_grad = offloads
+        self.feed = feed
+        self._input_devices = ThreadStack()
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """See ModelHook."""
+        if self.feed is not None:
+            self.feed.start()
+        inputs = (
+            aligned(args, self.execution_device, self.skip_keys),
+            aligned(kwargs, self.execution_device, self.skip_keys),
+        )
+        self._input_devices.items.append(find_device([args, kwargs]))
+        return inputs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        """See ModelHook."""
+        device = self._end()
+        if device is not None:
+            output = aligned(output, device, self.skip_keys)
+        if self.no_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return _without_backward(module, output)
+        return output
+
+    def after_failure(self, module: nn.Module) -> None:
+        """See ModelHook."""
+        self._end()
+
+    def _end(self) -> torch.device | None:
+        if self.feed is not None:
+            self.feed.finish()
+        found: torch.device | None = self._input_devices.items.pop()
+        return found
+
+
+def _without_backward(module: nn.Module, output: Any) -> Any:
+    """The output, through which a backward raises, if the model has parameters that would expect gradients from one."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return output
+    anchor = torch.zeros((), requires_grad=True)
+
+    def guard(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not leaf.requires_grad:
+            return _NoBackward.apply(anchor, type(module).__name__, leaf)  # type: ignore[no-untyped-call]
+        return leaf
+
+    return structure.map_leaves(guard, output)
+
+
+class _NoBackward(torch.autograd.Function):
+    """The same values; a backward through them is an error that says why."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, name: str, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        ctx.name = name
+        return value.data  # not a view, so that the output can be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ARG004
+        raise UnsupportedError(
+            f"backward through {ctx.name}, which is partly offloaded: its weights get no gradients",
+            hint="train it on devices that hold all of it, or freeze it (requires_grad_(False)) and detach its output",
+        )
+
+
+def guard_moves(model: nn.Module) -> None:
+    """Refuse `to`, `cuda` and `cpu` on a model whose parts are on several devices, which they would bring together."""
+    for name in ("to", "cuda", "cpu"):
+        model.__dict__[name] = GuardedMethod(model, name, _check_move)
+
+
+def _check_move(model: nn.Module, name: str, args: Any, kwargs: Any) -> None:
+    if name == "to":
+        device: torch.device | None = torch._C._nn._parse_to(*args, **kwargs)[0]  # noqa: SLF001  (what Module.to parses its arguments with)
+    else:
+        device = torch.device("cpu") if name == "cpu" else torch.device("cuda", *args[:1])
+    there = {slot.tensor.device for slot in all_slots(model)}
+    if device is not None and not there <= {device}:
+        raise UnsupportedError(
+            f"{type(model).__name__}.{name}: the model's parts are on {', '.join(sorted(map(str, there)))}, where they were dispatched to",
+            hint="dispatch it with another device_map, or call remove_hook_from_module(model, recurse=True) first",
+        )

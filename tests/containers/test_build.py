@@ -1,0 +1,132 @@
+"""`kit build`: quick when nothing has changed, clear when it fails, and nothing stays in the image that was lent to the build."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.kit import KIT, ROOT, command, kit, until
+
+BUILD = [str(ROOT / "ci" / "build-cpu")]
+"""`kit build cpu` with what this machine needs (base, CA, wheels); further options are passed on."""
+IMAGE = "accelkit-cpu:latest"
+
+
+@pytest.fixture
+def tag() -> Iterator[str]:
+    """A tag of our own, removed afterwards."""
+    name = f"accelkit-test-{os.getpid()}:latest"
+    yield name
+    subprocess.run(["docker", "rmi", "--force", name], capture_output=True, check=False)
+
+
+def inside(*argv: str) -> str:
+    """What a command prints in a container of the image, started without any options of kit's."""
+    return subprocess.check_output(["docker", "run", "--rm", IMAGE, *argv], text=True).strip()
+
+
+def test_a_second_build_does_nothing(tmp_path: Path) -> None:
+    """The same inputs: found by their digest, in less than two seconds."""
+    done = command(BUILD, cwd=tmp_path)
+    found = re.search(r"up to date \(([0-9.]+) s\)", done.out)
+
+    assert found, done.out + done.err
+    assert float(found[1]) < 2.0
+
+
+def test_a_failed_build_shows_the_step_its_last_lines_and_the_log(tmp_path: Path, tag: str) -> None:
+    """A package that does not exist: pip's own words, the step that ran it, a log that is there; no image, no half of one."""
+    (tmp_path / "bad.txt").write_text("no-such-package-of-anybody==1.2.3\n")
+    done = command([*BUILD, "--requirements", str(tmp_path / "bad.txt"), "--tag", tag], cwd=tmp_path)
+    log = re.search(r"the whole log: (\S+)", done.err)
+
+    assert done.code == 125
+    assert "step: [build " in done.err
+    assert "install.sh requirements" in done.err
+    assert "no-such-package-of-anybody" in done.err
+    assert "Traceback" not in done.err
+    assert log
+    assert "no-such-package-of-anybody" in Path(log[1]).read_text()
+    assert subprocess.run(["docker", "image", "inspect", tag], capture_output=True, check=False).returncode
+
+
+def test_a_requirements_file_that_points_to_others_is_refused(tmp_path: Path) -> None:
+    """They would be looked for in a place where they are not: file, line and the way out are named, before anything is built."""
+    (tmp_path / "more.txt").write_text("numpy\n-r other.txt\n")
+    done = kit("build", "cpu", "--requirements", "more.txt", cwd=tmp_path)
+
+    assert done.code == 2
+    assert "more.txt:2: -r other.txt" in done.err
+    assert "--requirements" in done.err
+
+
+def test_nothing_of_the_build_stays_in_the_image() -> None:
+    """No CA, wheels, proxy or index in layers' commands, environment or files; packages come with byte code."""
+    history = subprocess.check_output(
+        ["docker", "history", "--no-trunc", "--format", "{{.CreatedBy}}", IMAGE], text=True
+    )
+    config = json.loads(subprocess.check_output(["docker", "image", "inspect", IMAGE], text=True))[0]["Config"]
+    lent = [
+        os.environ.get(name)
+        for name in ("SSL_CERT_FILE", "PIP_FIND_LINKS", "HTTPS_PROXY", "HTTP_PROXY", "PIP_INDEX_URL")
+    ]
+    variables = {entry.partition("=")[0] for entry in config["Env"]}
+
+    assert not [text for text in lent if text and (text in history or text in json.dumps(config))]
+    assert not variables & {"SSL_CERT_FILE", "PIP_CERT", "PIP_INDEX_URL", "HTTPS_PROXY", "HTTP_PROXY", "https_proxy"}
+    there = inside(
+        "sh",
+        "-c",
+        "ls -d /run/secrets/ca /wheels /extra /build /root/.cache/pip /tmp/constraints.txt 2>/dev/null || true",
+    )
+    assert there == ""
+    assert inside("sh", "-c", "ls -d /opt/venv/lib/python3*/site-packages/torch/__pycache__/__init__*.pyc") != ""
+
+
+def test_the_image_runs_as_an_unprivileged_user() -> None:
+    """Also where somebody starts it without kit; that user has a home to write to."""
+    assert inside("id", "-u") == "1000"
+    assert inside("sh", "-c", "touch ~/x && echo ~").startswith("/home/")
+
+
+def test_the_plan_of_a_build_is_printed_without_one(tmp_path: Path, tag: str) -> None:
+    """--print: the command, the Dockerfile's place, the digest; no secret's content."""
+    done = command(
+        [*BUILD, "--print", "--index-url", "https://someone:hidden@index.invalid/simple", "--tag", tag], cwd=tmp_path
+    )
+
+    assert done.code == 0, done.err
+    assert "docker buildx build" in done.out
+    assert "sha256:" in done.out
+    assert "hidden" not in done.out
+    assert subprocess.run(["docker", "image", "inspect", tag], capture_output=True, check=False).returncode
+
+
+def test_an_interrupted_build_ends_at_once_and_leaves_the_image(tmp_path: Path, tag: str) -> None:
+    """Ctrl-C while packages are installed: exit code 130, no image, no process of the build."""
+    base = subprocess.check_output([str(ROOT / "ci" / "base-image")], text=True).strip()
+    options = ["--base", base, "--network", "host", "--tag", tag, "--no-cache"]
+    process = subprocess.Popen(
+        [*KIT, "build", "cpu", *options], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        seen = iter(process.stderr.readline, "")
+        assert any("[build 2/" in line for line in seen), "the build began"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+    finally:
+        process.kill()
+
+    assert subprocess.run(["docker", "image", "inspect", tag], capture_output=True, check=False).returncode
+    until(
+        lambda: tag not in subprocess.check_output(["ps", "-eo", "args"], text=True),
+        "the build's processes are gone",
+        10,
+    )

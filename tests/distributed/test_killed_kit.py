@@ -1,0 +1,51 @@
+"""A kit that is killed at any moment: what it wrote is valid, and what it started can be found and ended."""
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.kit import kit, runs, start
+
+ROUNDS = 12
+SCRIPT = "import os, time; open(os.environ['KIT_OUTPUT_DIR'] + '/o', 'w').write('x'); time.sleep(0.4)"
+
+
+@pytest.mark.timeout(400)
+def test_records_are_valid_whenever_kit_is_killed(tmp_path: Path) -> None:
+    """Every record is there whole or not yet there.
+
+    Kit is killed with -9 at moments spread over a whole run; all of it can be listed, shown and cleaned, and no process is left.
+    """
+    (tmp_path / "s.py").write_text(SCRIPT)
+    moments = random.Random(1234)
+    for number in range(ROUNDS):
+        process = start("run", "--on", "local", "--procs-per-node", "2", "s.py", cwd=tmp_path)
+        time.sleep(1.6 * (number + moments.random()) / ROUNDS)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    for record in tmp_path.glob(".accelkit/runs/*/record.json"):
+        assert json.loads(record.read_text())["version"] == 1
+    for entry in runs(tmp_path):
+        shown = kit("runs", "show", entry["run_id"], cwd=tmp_path)
+        assert shown.code == 0 or "killed before it was written" in shown.err
+        assert "Traceback" not in shown.err
+
+    assert kit("runs", "clean", cwd=tmp_path).code == 0
+    ids = {path.name for path in tmp_path.glob(".accelkit/runs/*")}
+    assert not _processes_of(ids)
+
+
+def _processes_of(run_ids: set[str]) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(f"KIT_RUN_ID={run_id}".encode() in variables for run_id in run_ids):
+            found.append(int(folder.name))
+    return found

@@ -1,0 +1,53 @@
+"""The checks that the public package `accelerate` 1.15.0 ships, run against accelkit under that name (tests/support/peer)."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import peer
+from tests.support.ranks import run_ranks
+
+OURS = {
+    "test_script": {
+        "check_seedable_sampler_in_batch_sampler_shard": "looks for classes of that package's own inside a loader "
+        "(`batch_sampler.batch_sampler.sampler`); ours shows the script's own samplers",
+    },
+    "test_distributed_data_loop": {
+        "test_join_can_override_even_batches": "reads `even_batches` off that package's own batch sampler; "
+        "check_uneven_inputs_are_joined compares the batches",
+        "test_join_can_override_for_mixed_type_dataloaders": "the same",
+        "test_join_raises_warning_for_non_ddp_distributed": "overwrites the state's distributed_type to make the library believe "
+        "that the strategy is another one; here a strategy is asked, never guessed from a name",
+    },
+}
+"""Script -> checks of a trait that we do not share, and why."""
+
+AHEAD = {
+    "test_script": {
+        "dl_preparation_check": "prepare_data_loader as a function",
+        "central_dl_preparation_check": "rank 0 hands batches out",
+        "custom_sampler_check": "prepare_data_loader as a function",
+    },
+    "test_distributed_data_loop": {
+        "test_stateful_dataloader": "loaders with a state",
+        "test_stateful_dataloader_save_state": "save_state",
+    },
+}
+"""Script -> checks of what is not there yet."""
+
+RUNS = [("test_ops", 1), ("test_ops", 2), ("test_sync", 1), ("test_sync", 2), ("test_script", 1), ("test_script", 2)]
+
+
+@pytest.mark.skipif(peer.wheel_folder() is None, reason="accelerate is not installed: pip install --no-deps accelerate")
+@pytest.mark.parametrize(("script", "size"), [*RUNS, ("test_distributed_data_loop", 2)])
+def test_a_script_of_the_peer(tmp_path: Path, script: str, size: int) -> None:
+    """Every check of the script passes on every rank, but for those that are left out by name above."""
+    left_out = [*OURS.get(script, {}), *AHEAD.get(script, {})]
+    outcomes = run_ranks(
+        size, "-m", "tests.support.peer", script, *left_out, timeout=200, folder=tmp_path, PYTHONWARNINGS="default"
+    )
+
+    assert [outcome.code for outcome in outcomes] == [0] * size, "\n".join(
+        outcome.output[-3000:] for outcome in outcomes
+    )
+    assert "NotImplementedError" not in outcomes[0].output

@@ -1,0 +1,125 @@
+"""Saving beside training: the state at the call, whatever training does meanwhile."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from accelkit import Accelerator, CheckpointError, SaveHandle
+from accelkit.runtime.checkpoint.digest import DigestingFile
+from tests.support.checkpoints import OPTIMIZERS, make_run, same, state_of
+from tests.support.kit import ROOT
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_state_is_that_of_the_call(tmp_path: Path, optimizer: str, safe: bool) -> None:
+    """Training goes on at once and changes every tensor; the checkpoint is the one that a waiting save would have made."""
+    run = make_run(optimizer)
+    run.step(2)
+    run.accelerator.save_state(tmp_path / "waiting", safe_serialization=safe)
+    handles = []
+    for number in range(3):
+        handles.append(run.accelerator.save_state(tmp_path / f"a{number}", safe_serialization=safe, asynchronous=True))
+        run.step(1)
+    run.accelerator.wait_for_checkpoint()
+    assert [handle.done for handle in handles] == [True] * 3
+    assert [handle.wait() for handle in handles] == [tmp_path / f"a{number}" for number in range(3)]
+    end = state_of(run)
+
+    other = make_run(optimizer, Accelerator(), seed=8)
+    other.accelerator.load_state(tmp_path / "a0")
+    again = make_run(optimizer, Accelerator(), seed=9)
+    again.accelerator.load_state(tmp_path / "waiting")
+    assert same(state_of(other), state_of(again))
+    other.accelerator.load_state(tmp_path / "a0")
+    other.step(3)
+    assert same(state_of(other), end)
+
+
+def test_buffers_are_kept(tmp_path: Path) -> None:
+    """The second snapshot goes into the memory of the first."""
+    run = make_run()
+    run.step()
+    run.accelerator.save_state(tmp_path / "a", asynchronous=True)
+    run.accelerator.wait_for_checkpoint()
+    places = {key: buffer.data_ptr() for key, buffer in run.accelerator._background._buffers._by_key.items()}
+    assert len(places) > 10
+    run.step()
+    run.accelerator.save_state(tmp_path / "b", asynchronous=True)
+    assert {k: b.data_ptr() for k, b in run.accelerator._background._buffers._by_key.items()} == places
+    run.accelerator.wait_for_checkpoint()
+
+
+@pytest.mark.parametrize("then", ["wait", "wait_for_checkpoint", "save_state", "load_state"])
+def test_a_failure_is_raised_by_whoever_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+    """Once; the folder is gone, and the next save is a good one."""
+    run = make_run()
+    run.accelerator.save_state(tmp_path / "good")
+    full = OSError(28, "No space left on device")
+
+    def fail(*_: object) -> int:
+        raise full
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DigestingFile, "write", fail)
+        handle: SaveHandle = run.accelerator.save_state(tmp_path / "a", asynchronous=True)
+        handle._done.wait(60)
+    calls = {
+        "wait": handle.wait,
+        "wait_for_checkpoint": run.accelerator.wait_for_checkpoint,
+        "save_state": lambda: run.accelerator.save_state(tmp_path / "b"),
+        "load_state": lambda: run.accelerator.load_state(tmp_path / "good"),
+    }
+    with pytest.raises(OSError, match="No space left"):
+        calls[then]()
+    assert not (tmp_path / "a").exists()
+    run.accelerator.wait_for_checkpoint()
+    run.accelerator.save_state(tmp_path / "c")
+    run.accelerator.load_state(tmp_path / "c")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "good"]
+
+
+SCRIPT = """
+import sys, torch
+from accelkit import Accelerator
+from accelkit.runtime.checkpoint.digest import DigestingFile
+acc = Accelerator()
+model = acc.prepare(torch.nn.Linear(300, 300))
+if sys.argv[2] == "fail":
+    DigestingFile.write = None
+acc.save_state(sys.argv[1], asynchronous=True)
+if sys.argv[2] == "raise":
+    raise ValueError("the script's own")
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "raise", "fail"])
+def test_the_end_of_the_process_waits(tmp_path: Path, how: str) -> None:
+    """A script that just ends, or fails, leaves a complete checkpoint; a failed save is told on the way out."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "a"), how],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == int(how == "raise"), done.stderr
+    if how == "fail":
+        assert f"{tmp_path / 'a'} was not saved: TypeError" in done.stderr or "was not saved" in done.stderr
+        assert list(tmp_path.iterdir()) == []
+        return
+    acc = Accelerator()
+    acc.prepare(torch.nn.Linear(300, 300))
+    acc.load_state(tmp_path / "a")
+
+
+def test_a_timeout(tmp_path: Path) -> None:
+    """A wait with a limit says which checkpoint is not complete."""
+    with pytest.raises(TimeoutError, match="somewhere is not complete"):
+        SaveHandle(Path("somewhere")).wait(0.01)
+    assert issubclass(CheckpointError, RuntimeError)

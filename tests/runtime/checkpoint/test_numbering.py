@@ -1,0 +1,82 @@
+"""Automatic names: counted as numbers, going on from what is there, and no more of them than wanted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelkit import Accelerator, AcceleratorState, CheckpointError, GradientState, ProjectConfiguration, SettingError
+from tests.support.checkpoints import Run, make_run
+
+
+def start(folder: Path, **more: Any) -> Run:
+    """A run with automatic names, as a new process would make it."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    return make_run(project_config=ProjectConfiguration(str(folder), automatic_checkpoint_naming=True, **more))
+
+
+def names(folder: Path) -> list[str]:
+    """What is in the folder of checkpoints."""
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 11, None])
+def test_the_oldest_go_by_number(tmp_path: Path, limit: int | None) -> None:
+    """Of twelve saves the last ones stay: 10 is later than 9."""
+    run = start(tmp_path, total_limit=limit)
+    for number in range(12):
+        assert run.accelerator.save_iteration == number
+        assert run.accelerator.save_state() == tmp_path / "checkpoints" / f"checkpoint_{number}"
+    assert names(tmp_path) == sorted(f"checkpoint_{n}" for n in range(12 - (limit or 12), 12))
+
+
+@pytest.mark.parametrize("loaded", [None, "checkpoint_11", "checkpoint_9"])
+def test_a_resumed_run_counts_on(tmp_path: Path, loaded: str | None) -> None:
+    """After loading the latest, or an older one, the next is the one after the last that is there."""
+    run = start(tmp_path, total_limit=3)
+    for _ in range(12):
+        run.accelerator.save_state()
+    run = start(tmp_path, total_limit=3)
+    run.accelerator.load_state(loaded and tmp_path / "checkpoints" / loaded)
+
+    assert run.accelerator.save_state().name == "checkpoint_12"
+    assert names(tmp_path) == ["checkpoint_10", "checkpoint_11", "checkpoint_12"]
+
+
+def test_a_new_run_does_not_overwrite(tmp_path: Path) -> None:
+    """A run that starts anew in an old project is told how to go on, and may start beside."""
+    start(tmp_path).accelerator.save_state()
+    run = start(tmp_path)
+    with pytest.raises(SettingError, match=r"checkpoint_0 is there already(.|\n)*iteration=1"):
+        run.accelerator.save_state()
+    assert start(tmp_path, iteration=1).accelerator.save_state().name == "checkpoint_1"
+
+
+def test_the_newest_that_is_damaged_is_not_passed_over(tmp_path: Path) -> None:
+    """load_state() refuses it, and names the one before; nothing is chosen silently."""
+    run = start(tmp_path)
+    for _ in range(11):
+        run.accelerator.save_state()
+    (tmp_path / "checkpoints" / "checkpoint_10" / "optimizer.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"optimizer\.bin is missing") as caught:
+        run.accelerator.load_state()
+    assert "checkpoint_9" in str(caught.value)
+    assert "checkpoint_8" not in str(caught.value)
+
+
+def test_the_project(tmp_path: Path) -> None:
+    """Folders and limits: what fills what, and what is refused."""
+    assert ProjectConfiguration("a").logging_dir == "a"
+    assert ProjectConfiguration("a", "b").logging_dir == "b"
+    config = ProjectConfiguration(logging_dir="b")
+    config.set_directories("c")
+    assert (config.project_dir, config.logging_dir) == ("c", "b")
+    acc = Accelerator(project_dir=tmp_path)
+    assert (acc.project_dir, acc.logging_dir) == (str(tmp_path), str(tmp_path))
+    with pytest.raises(SettingError, match="total_limit=0"):
+        ProjectConfiguration(total_limit=0)
+    with pytest.raises(SettingError, match="needs a project_dir"):
+        make_run(project_config=ProjectConfiguration(automatic_checkpoint_naming=True)).accelerator.save_state()
+    with pytest.raises(SettingError, match="there is no checkpoint_N"):
+        start(tmp_path).accelerator.load_state()
