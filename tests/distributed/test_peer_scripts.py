@@ -16,6 +16,7 @@ OURS = {
         "test_join_can_override_even_batches": "reads `even_batches` off that package's own batch sampler; "
         "check_uneven_inputs_are_joined compares the batches",
         "test_join_can_override_for_mixed_type_dataloaders": "the same",
+        "test_join_raises_warning_for_iterable_when_overriding_even_batches": "wants a warning that streams cannot follow; ours do",
         "test_join_raises_warning_for_non_ddp_distributed": "overwrites the state's distributed_type to make the library believe "
         "that the strategy is another one; here a strategy is asked, never guessed from a name",
     },
