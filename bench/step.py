@@ -23,36 +23,49 @@ CASES = ((1, 1), (1, 4), (2, 1), (2, 4))
 """Ranks, micro-batches per optimizer step."""
 
 
-def worker(accumulate: int, rounds: int) -> None:
-    """One rank: measure every side and print the samples."""
-    import torch
-    from torch import distributed, nn
-    from torch.utils.data import DataLoader, TensorDataset
-    from torch.utils.data.distributed import DistributedSampler
+class Sides:
+    """What is compared, in one rank: every side has the same weights, data and order."""
 
-    torch.set_num_threads(1)
-    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    facades = {
-        name: import_module(name).Accelerator(cpu=True, gradient_accumulation_steps=accumulate) for name in LIBRARIES
-    }
-    torch.manual_seed(0)
-    base = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-    count = BATCH * size * STEPS
-    data = TensorDataset(torch.randn(count, 16), torch.randint(0, 4, (count,)))
-    criterion = nn.CrossEntropyLoss()
-    last: dict[str, Any] = {}
+    def __init__(self, accumulate: int) -> None:
+        import torch
+        from torch import nn
 
-    def parts() -> tuple[Any, Any, Any]:
-        model = copy.deepcopy(base)
+        torch.set_num_threads(1)
+        self.accumulate = accumulate
+        self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+        self.facades = {
+            name: import_module(name).Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+            for name in LIBRARIES
+        }
+        torch.manual_seed(0)
+        self.base = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+        count = BATCH * self.size * STEPS
+        self.data = torch.utils.data.TensorDataset(torch.randn(count, 16), torch.randint(0, 4, (count,)))
+        self.criterion = nn.CrossEntropyLoss()
+        self.last: dict[str, Any] = {}
+        """Side -> its last loss."""
+
+    def parts(self) -> tuple[Any, Any, Any]:
+        """Model, optimizer and schedule of a side."""
+        import torch
+
+        model = copy.deepcopy(self.base)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
 
-    def raw() -> Callable[[], float]:
-        model, optimizer, schedule = parts()
-        if size > 1:
+    def raw(self) -> Callable[[], float]:
+        """Plain PyTorch; its figure is seconds a micro-batch."""
+        from torch import nn
+        from torch.utils.data import DataLoader
+        from torch.utils.data.distributed import DistributedSampler
+
+        model, optimizer, schedule = self.parts()
+        sampler = None
+        if self.size > 1:
             model = nn.parallel.DistributedDataParallel(model)
-        sampler = DistributedSampler(data, size, rank, shuffle=False) if size > 1 else None
-        loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
+            sampler = DistributedSampler(self.data, self.size, self.rank, shuffle=False)
+        loader = DataLoader(self.data, batch_size=BATCH, sampler=sampler)
+        accumulate, criterion, size = self.accumulate, self.criterion, self.size
 
         def epoch() -> float:
             start = time.perf_counter()
@@ -65,17 +78,19 @@ def worker(accumulate: int, rounds: int) -> None:
                     optimizer.step()
                     schedule.step()
                     optimizer.zero_grad()
-            last["raw"] = loss.detach()
+            self.last["raw"] = loss.detach()
             return (time.perf_counter() - start) / STEPS
 
         return epoch
 
-    def prepared(name: str) -> Callable[[], float]:
-        facade = facades[name]
-        model, optimizer, schedule = parts()
-        model, optimizer, loader, schedule = facade.prepare(
-            model, optimizer, DataLoader(data, batch_size=BATCH), schedule
-        )
+    def prepared(self, name: str) -> Callable[[], float]:
+        """A library's way; its figure is seconds a micro-batch."""
+        from torch.utils.data import DataLoader
+
+        facade, criterion = self.facades[name], self.criterion
+        model, optimizer, schedule = self.parts()
+        loader = DataLoader(self.data, batch_size=BATCH)
+        model, optimizer, loader, schedule = facade.prepare(model, optimizer, loader, schedule)
 
         def epoch() -> float:
             start = time.perf_counter()
@@ -86,17 +101,25 @@ def worker(accumulate: int, rounds: int) -> None:
                     optimizer.step()
                     schedule.step()
                     optimizer.zero_grad()
-            last[name] = loss.detach()
+            self.last[name] = loss.detach()
             return (time.perf_counter() - start) / STEPS
 
         return epoch
 
-    samples = interleave({"raw": raw(), **{name: prepared(name) for name in LIBRARIES}}, rounds, warmup=2)
-    if size == 1:
-        assert all(torch.allclose(loss, last["raw"], rtol=1e-4) for loss in last.values()), last
-    if rank == 0:
+
+def worker(accumulate: int, rounds: int) -> None:
+    """One rank: measure every side and print the samples."""
+    import torch
+    from torch import distributed
+
+    sides = Sides(accumulate)
+    works = {"raw": sides.raw(), **{name: sides.prepared(name) for name in LIBRARIES}}
+    samples = interleave(works, rounds, warmup=2)
+    if sides.size == 1:
+        assert all(torch.allclose(loss, sides.last["raw"], rtol=1e-4) for loss in sides.last.values()), sides.last
+    if sides.rank == 0:
         print(json.dumps(samples), flush=True)
-    if size > 1:
+    if sides.size > 1:
         distributed.barrier()
         distributed.destroy_process_group()
 
