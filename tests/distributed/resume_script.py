@@ -26,10 +26,10 @@ BESIDE: dict[str, Callable[[int], bool]] = {
 
 
 class Progress:
-    """How many steps have been made, and how many samples of all ranks were used in them."""
+    """How many steps have been made."""
 
     def __init__(self) -> None:
-        self.step = self.samples = 0
+        self.step = 0
 
     def state_dict(self) -> dict[str, int]:
         """To be saved."""
@@ -74,34 +74,13 @@ def main() -> None:
     set_seed(5, device_specific=True)
     if any(Path(args.folder).glob("checkpoints/checkpoint_*")):
         acc.load_state()
-    source = resume(acc, loader, progress)
     while progress.step < args.steps:
-        for batch in source:
+        for batch in loader:
             step(acc, model, optimizer, schedule, batch, progress, args.log)
             if args.save_every and progress.step % args.save_every == 0:
                 acc.save_state(asynchronous=BESIDE[args.asynchronous](progress.step))
             if progress.step == args.steps:
                 break
-        source = loader
-
-
-def resume(acc: Accelerator, loader: Any, progress: Progress) -> Any:
-    """What is left of the epoch, for loaders that do not know by themselves."""
-    if hasattr(loader, "load_state_dict"):
-        return loader
-    epoch, used = divmod(progress.samples, SAMPLES)
-    loader.set_epoch(epoch)
-    return quietly(acc.skip_first_batches(loader, used // loader.total_batch_size)) if used else loader
-
-
-def quietly(source: Any) -> Any:
-    """Batches of a loader, whose beginning draws no number that the rest of the epoch would have had."""
-    state = torch.get_rng_state()
-    batches = iter(source)
-    first = next(batches)
-    torch.set_rng_state(state)
-    yield first
-    yield from batches
 
 
 def step(acc: Accelerator, model: Any, optimizer: Any, schedule: Any, batch: Any, progress: Progress, log: str) -> None:
@@ -114,7 +93,6 @@ def step(acc: Accelerator, model: Any, optimizer: Any, schedule: Any, batch: Any
     optimizer.zero_grad()
     mean, samples = acc.reduce(loss.detach(), "mean"), acc.gather_for_metrics(number)
     progress.step += 1
-    progress.samples += len(samples)
     if acc.is_main_process:
         with Path(log).open("a") as file:
             file.write(f"{progress.step} {float(mean).hex()} {','.join(map(str, samples.tolist()))}\n")
