@@ -15,83 +15,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from accelkit import Accelerator, DataLoaderConfiguration
 from accelkit.runtime.errors import BatchSourceError, DistributedOperationException
+from tests.distributed.loader_data import Numbers, Seekable, Stream, lists, prepare, refused
 from tests.support.checks import run_checks
-
-
-class Numbers(Dataset[int]):
-    """The numbers below `length`, and which were read here."""
-
-    def __init__(self, length: int) -> None:
-        self.length, self.read = length, []
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        self.read.append(index)
-        return index
-
-
-class Stream(IterableDataset[Any]):
-    """The items given, one after the other; those that can be called are called."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items, self.read = items, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.items:
-            self.read += 1
-            yield item() if callable(item) else item
-
-
-class Seekable(Stream):
-    """A stream that can be entered anywhere."""
-
-    def __init__(self, items: list[Any]) -> None:
-        super().__init__(items)
-        self.at = self.begin = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        self.at, self.begin = self.begin, 0
-        while self.at < len(self.items):
-            self.at += 1
-            self.read += 1
-            yield self.items[self.at - 1]
-
-    def state_dict(self) -> dict[str, int]:
-        """Where it is."""
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Begin there, once."""
-        self.begin = state["at"]
-
-
-def prepare(acc: Accelerator, loader: Any, **config: Any) -> Any:
-    """A loader prepared with these settings."""
-    acc.dataloader_config = DataLoaderConfiguration(**config)
-    made = acc.prepare_data_loader(loader)
-    acc.dataloader_config = DataLoaderConfiguration()
-    acc._dataloaders.clear()
-    return made
-
-
-def lists(batches: Any) -> list[Any]:
-    """Batches as lists."""
-    return [batch.tolist() for batch in batches]
-
-
-def refused(kind: type[Exception], call: Callable[[], Any]) -> str:
-    """The message of the error that a call must raise."""
-    try:
-        call()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"{kind.__name__} was not raised")
 
 
 def check_handing_out_is_reading_oneself(acc: Accelerator) -> None:
