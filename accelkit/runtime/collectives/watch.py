@@ -7,6 +7,7 @@ says the same. Nothing is sent, and no store is asked, while nobody waits.
 
 import json
 import secrets
+import select
 import socket
 import sys
 import threading
@@ -59,11 +60,11 @@ class Watch:
             hint = "every rank must make the same calls; InitProcessGroupKwargs(timeout=...) sets the limit"
             raise DistributedOperationException(self.report(), hint=hint) from error
 
-    def report(self) -> str:
-        """Where every rank is, a line each."""
+    def report(self, server: socket.socket | None = None) -> str:
+        """Where every rank is, a line each. `server`: answer others meanwhile, where this is the thread that does."""
         operation, since = self._now or ("no operation", time.monotonic())
         head = f"{operation}: rank {self._rank} has waited {time.monotonic() - since:.0f} s for ranks that have not called it"
-        lines = [f"  rank {rank}: {place}" for rank, place in self._places(range(self._size)).items()]
+        lines = [f"  rank {rank}: {place}" for rank, place in self._places(range(self._size), server).items()]
         return "\n".join([head, *lines])
 
     def stop(self) -> None:
@@ -82,7 +83,7 @@ class Watch:
                 return  # the run is over already
             while not self._is_over.is_set():
                 self._serve(server)
-                self._speak()
+                self._speak(server)
 
     def _serve(self, server: socket.socket) -> None:
         """Answer one question, if there is one."""
@@ -93,7 +94,7 @@ class Watch:
         except OSError:
             return
 
-    def _speak(self) -> None:
+    def _speak(self, server: socket.socket) -> None:
         """Print who is missing, once the patience is over, and again after twice as long; of several that wait, only the first."""
         now = self._now
         if now is None:
@@ -102,10 +103,10 @@ class Watch:
         if time.monotonic() - now[1] < self._next:
             return
         self._next *= 2
-        before = self._places(range(self._rank))
+        before = self._places(range(self._rank), server)
         if any(place.startswith("waits in") for place in before.values()) or self._now is not now:
             return
-        print(f"accelkit: {self.report()}", file=sys.stderr, flush=True)
+        print(f"accelkit: {self.report(server)}", file=sys.stderr, flush=True)
 
     # ---- questions and answers ------------------------------------------------------------------------------------
 
@@ -114,8 +115,8 @@ class Watch:
         now, line = self._now, _line_of(self._main)
         return f"waits in {now[0]} at {line}" if now is not None else f"is at {line}"
 
-    def _places(self, ranks: Any) -> dict[int, str]:
-        """What each of the ranks says that it does."""
+    def _places(self, ranks: Any, server: socket.socket | None) -> dict[int, str]:
+        """What each of the ranks says that it does. Two that ask each other both get their answer, since each answers meanwhile."""
         found = {rank: self._place() if rank == self._rank else "gave no answer" for rank in ranks}
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
             asked = {}
@@ -125,15 +126,12 @@ class Watch:
                     asker.sendto(address[2].encode(), (address[0], address[1]))
                     asked[(address[0], address[1])] = rank
             end = time.monotonic() + _ANSWER
-            while asked and time.monotonic() < end:
-                asker.settimeout(max(0.01, end - time.monotonic()))
-                try:
-                    text, whom = asker.recvfrom(8192)
-                except OSError:
-                    continue
-                rank = asked.pop(whom[:2], None)
-                if rank is not None:
-                    found[rank] = str(json.loads(text))
+            while asked and (left := end - time.monotonic()) > 0:
+                ready = select.select([asker] if server is None else [asker, server], [], [], left)[0]
+                if server is not None and server in ready:
+                    self._serve(server)
+                if asker in ready:
+                    _take_answer(asker, asked, found)
         return found
 
     def _address(self, rank: int) -> tuple[str, int, str] | None:
@@ -145,6 +143,17 @@ class Watch:
         except RuntimeError:
             return None
         return host, port, token
+
+
+def _take_answer(asker: socket.socket, asked: dict[tuple[str, int], int], found: dict[int, str]) -> None:
+    """Note one answer in `found`; who gave it is asked no longer."""
+    try:
+        text, whom = asker.recvfrom(8192)
+    except OSError:  # a rank that has ended refuses
+        return
+    rank = asked.pop(whom[:2], None)
+    if rank is not None:
+        found[rank] = str(json.loads(text))
 
 
 def _open(reach: str | None) -> socket.socket:
