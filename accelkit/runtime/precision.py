@@ -1,5 +1,6 @@
 """Mixed precision: which type the model computes in, how its forward enters autocast, and scaling of losses for fp16."""
 
+import types
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -121,6 +122,23 @@ class AutocastHook:
             else:
                 block.__exit__(None, None, None)
         return structure.to_float32(output)
+
+
+def _leave_frames_alone(code: types.CodeType) -> None:
+    """Keep torch.compile from compiling calls of a function by themselves; inside of a frame that it traces the function is traced.
+
+    A graph that only enters autocast, or only leaves it, would do so while it is compiled, and not when it runs.
+    """
+    frames: Any = torch._C._dynamo.eval_frame  # noqa: SLF001  (torch._dynamo has it too, and takes a second to import)
+    if hasattr(frames, "skip_code"):
+        frames.skip_code(code)
+    else:
+        action = frames._FrameAction  # noqa: SLF001
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action.SKIP, action.DEFAULT))  # noqa: SLF001
+
+
+_leave_frames_alone(AutocastHook.enter.__code__)
+_leave_frames_alone(AutocastHook.leave.__code__)
 
 
 class Precision:

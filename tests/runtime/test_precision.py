@@ -1,5 +1,6 @@
 """Mixed precision on this machine: what is computed in which type, scaling of losses, and what is refused."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,3 +137,31 @@ def test_an_overflow_skips_the_step_and_the_schedule() -> None:
     assert not optimizer.step_was_skipped
     assert weight.item() == 0.75
     assert schedule.last_epoch == 1
+
+
+@pytest.mark.parametrize("order", ["compiled before", "compiled after"])
+def test_a_compiled_model_computes_in_the_type_too(order: str) -> None:
+    """Bit for bit what it computes without torch.compile, whose graphs must not leave autocast to the time of compiling."""
+    acc = Accelerator(mixed_precision="bf16", cpu=True)
+    inner, inputs = nn.Sequential(nn.Linear(16, 16), Plain()), torch.randn(8, 16)
+    twin, plain = copy.deepcopy(inner), copy.deepcopy(inner)
+    eager = acc.prepare(inner)(inputs)
+    if order == "compiled before":
+        model = acc.prepare(torch.compile(twin, backend="aot_eager"))
+    else:
+        model = torch.compile(acc.prepare(twin), backend="aot_eager")
+
+    assert torch.equal(eager, model(inputs))
+    assert not torch.equal(eager, plain(inputs)), "the smaller type is to be seen"
+
+
+class Plain(nn.Module):
+    """A module of the script's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One layer."""
+        return self.layer(x)
