@@ -3,23 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from accelkit import Accelerator, DataLoaderConfiguration
+from tests.support.loaders import Numbers
 
-
-class Numbers(Dataset[int]):
-    """The numbers below `length`, and which were read here."""
-
-    def __init__(self, length: int) -> None:
-        self.length, self.read = length, []
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        self.read.append(index)
-        return index
+__all__ = ["Numbers", "Seekable", "Stream", "lists", "prepare", "refused"]
 
 
 class Stream(IterableDataset[Any]):

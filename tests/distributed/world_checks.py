@@ -4,10 +4,7 @@ python -m tests.distributed.world_checks FOLDER
 """
 
 import itertools
-import json
 import sys
-import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from accelkit import Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs, GradientState
 from accelkit.runtime.errors import SettingError, UnsupportedError
-from tests.distributed.collective_checks import (  # noqa: F401  (main finds the checks among this module's names)
+from tests.distributed.collective_checks import (  # noqa: F401  (the checks are found among this module's names)
     check_broadcast,
     check_gather_every_dtype_and_shape,
     check_gather_of_every_size,
@@ -31,6 +28,7 @@ from tests.distributed.collective_checks import (  # noqa: F401  (main finds the
     check_the_other_operations_between_machines,
     expect,
 )
+from tests.support.checks import run_checks
 
 
 class Stream(IterableDataset[Any]):
@@ -248,22 +246,5 @@ def check_contradictions(acc: Accelerator) -> None:
     assert GradientState().num_steps == 1
 
 
-def main() -> None:
-    """Run all checks in order. The first that fails ends this rank, and the message is in the file."""
-    acc = Accelerator()
-    found: dict[str, str] = {}
-    file = Path(sys.argv[1]) / f"{acc.process_index}.json"
-    for name, check in [item for item in globals().items() if item[0].startswith("check_")]:
-        try:
-            check(acc)
-        except BaseException:
-            found[name] = traceback.format_exc()
-            raise
-        else:
-            found[name] = ""
-        finally:
-            file.write_text(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    run_checks(globals(), sys.argv[1])
