@@ -154,7 +154,7 @@ def check_beside_training(folder: Path) -> None:
     model, optimizer = build(acc)
     for number in range(4):
         acc.save_state(folder / f"beside-{number % 2}", asynchronous=True)
-        while not acc._background._current.done:  # type: ignore[union-attr]
+        while True:  # as long as no rank is ready, and at least once: ranks do not see the end at the same step
             advance(acc, model, optimizer)
             total = acc.reduce(torch.tensor(float(acc.process_index)))
             assert float(total) == sum(range(acc.num_processes))

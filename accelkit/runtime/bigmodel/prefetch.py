@@ -4,6 +4,7 @@ The order in which modules run is that of the model at first, and then what the 
 early, never what is computed: a forward that takes another way waits for its pages, and is right.
 """
 
+import atexit
 import itertools
 import os
 import resource
@@ -63,6 +64,10 @@ class Order:
             following = self._next.get(following)
 
 
+_LAST_JOB: Final = 10.0
+"""Seconds; reading ahead takes a fraction of one."""
+
+
 class Worker:
     """One thread of this process that does what it is given, in order; started when it is first needed, anew after a fork."""
 
@@ -72,6 +77,8 @@ class Worker:
         self._wake = threading.Condition(self._lock)
         self._jobs: dict[int, Callable[[], None]] = {}
         self._process = 0
+        self._thread: threading.Thread | None = None
+        self._is_over = False
 
     def submit(self, owner: int, job: Callable[[], None]) -> None:
         """Do a job soon, in the place of one of the same owner that has not begun."""
@@ -79,15 +86,27 @@ class Worker:
             if self._process != os.getpid():
                 self._process = os.getpid()
                 self._jobs.clear()
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+                atexit.register(self._close)
             self._jobs[owner] = job
             self._wake.notify()
+
+    def _close(self) -> None:
+        """At exit: finish the job at hand. A thread that is at work while the interpreter is taken apart would bring it down."""
+        with self._wake:
+            self._is_over = True
+            self._wake.notify()
+        if self._thread is not None and self._process == os.getpid():
+            self._thread.join(timeout=_LAST_JOB)
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not self._jobs:
+                while not self._jobs and not self._is_over:
                     self._wake.wait()
+                if self._is_over:
+                    return
                 job = self._jobs.pop(next(iter(self._jobs)))
             job()
 

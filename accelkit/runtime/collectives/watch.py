@@ -5,7 +5,10 @@ than its patience asks the others where they are, and prints the answer; when th
 says the same. Nothing is sent, and no store is asked, while nobody waits.
 """
 
+import atexit
+import contextlib
 import json
+import os
 import secrets
 import select
 import socket
@@ -42,8 +45,11 @@ class Watch:
         """The operation in which this rank waits, and since when."""
         self._next = patience
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(reach,), name="accelkit-watch", daemon=True)
+        self._server = _open(reach)
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="accelkit-watch", daemon=True)
         self._thread.start()
+        atexit.register(self.stop)
 
     def begin(self, operation: str) -> None:
         """This rank waits for the others from now on."""
@@ -68,13 +74,19 @@ class Watch:
         return "\n".join([head, *lines])
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, and wait for it: one that wakes while the interpreter is taken apart would bring the process down."""
+        atexit.unregister(self.stop)
+        if self._is_over.is_set() or self._process != os.getpid():
+            return
         self._is_over.set()
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as waker:
+            waker.sendto(b"", self._server.getsockname())
+        self._thread.join(timeout=2 * _ANSWER)
 
     # ---- the thread -----------------------------------------------------------------------------------------------
 
-    def _run(self, reach: str | None) -> None:
-        with _open(reach) as server:
+    def _run(self) -> None:
+        with self._server as server:
             server.settimeout(min(1.0, self._patience / 3))
             host, port = server.getsockname()[:2]
             try:
