@@ -7,6 +7,8 @@ from accelkit.runtime.errors import AccelkitError
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(describe())
+        for line in describe():
+            sys.stdout.write(line)
+            sys.stdout.flush()
     except AccelkitError as error:
         sys.exit(f"accelkit: {error}")

@@ -8,7 +8,7 @@ CACHE=${ACCELKIT_CI_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/accelkit-ci}
 VENV=$ROOT/.venv
 # All the shell there is, for shellcheck.
 # shellcheck disable=SC2034  # ci/check reads it
-SHELL_SCRIPTS=(.ci/run ci/lib.sh ci/setup-engine ci/base-image ci/build-cpu ci/check ci/demo ci/fix ci/test)
+SHELL_SCRIPTS=(.ci/run ci/lib.sh ci/setup-engine ci/base-image ci/build-cpu ci/check ci/check-images ci/demo ci/fix ci/test)
 # dockerd and its friends are installed where a plain user's PATH does not look.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
@@ -81,6 +81,13 @@ image_setting() {
     [ ! -f "$file" ] || sed -n "s/^$2: *\([^ #]*\).*/\1/p" "$file" | tr -d '"'
 }
 
+# The base image of an image for its default Python.
+image_base() {
+    local python
+    python=$(image_setting "$1" python)
+    sed -n "/^base:/,/^[^ ]/s/^  \"$python\": *//p" "$ROOT/images/$1/image.yaml"
+}
+
 # The first Python on the PATH that accelkit runs on.
 find_python() {
     local candidate
@@ -112,7 +119,7 @@ torch_options() {
     local index
     "$VENV/bin/pip" install --quiet --dry-run --no-deps --no-index "$TORCH" >/dev/null 2>&1 && return 0
     index=$(image_setting cpu torch_index)
-    [ -z "$index" ] || printf '%s\n' --extra-index-url "$index"
+    [ -z "$index" ] || printf '%s\n' --extra-index-url "${index/\{build\}/$(image_setting cpu build)}"
 }
 
 fill_venv() {

@@ -5,8 +5,10 @@ Knows what the contract uses: str, int, float, bool, None, Literal, optional, tu
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
+import stat
 import time
 import types
 import typing
@@ -40,7 +42,19 @@ def from_dict(kind: type[T], data: Any) -> T:
 
 def dumps(value: Any) -> str:
     """`value` as readable JSON (two-space indent, field order kept, final newline)."""
-    return json.dumps(to_dict(value), indent=2, ensure_ascii=False) + "\n"
+    data = to_dict(value)
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    if not _is_text(text):  # undecodable bytes of a name or an argument: escaped, and so they come back as they were
+        text = json.dumps(data, indent=2)
+    return text + "\n"
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def loads(kind: type[T], text: str) -> T:
@@ -52,9 +66,10 @@ def loads(kind: type[T], text: str) -> T:
     return from_dict(kind, data)
 
 
-def write_text(path: str | os.PathLike[str], text: str, *, durable: bool = False) -> None:
+def write_text(path: str | os.PathLike[str], text: str, *, durable: bool = False, mode: int | None = None) -> None:
     """Write `text` to a temporary name in the same folder and rename it over `path`.
 
+    `mode`: permissions; None: those of the file that is replaced, and for a new one what the caller's umask gives.
     A reader, and whoever is killed meanwhile, sees the old content or the new one, never a part. `durable`: flush it to the disk
     first, so that this holds for a loss of power as well.
     """
@@ -62,8 +77,9 @@ def write_text(path: str | os.PathLike[str], text: str, *, durable: bool = False
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}-{time.monotonic_ns()}")
     try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
+        with open(temporary, "x", encoding="utf-8", errors="surrogateescape") as file:
+            if (permissions := _mode_of(path) if mode is None else mode) is not None:
+                os.fchmod(file.fileno(), permissions)
             file.write(text)
             if durable:
                 file.flush()
@@ -75,9 +91,18 @@ def write_text(path: str | os.PathLike[str], text: str, *, durable: bool = False
         raise
 
 
-def write(path: str | os.PathLike[str], value: Any, *, durable: bool = False) -> None:
+def _mode_of(path: str) -> int | None:
+    """Permissions of a file; None where there is none, or something else."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return stat.S_IMODE(found.st_mode) if stat.S_ISREG(found.st_mode) else None
+
+
+def write(path: str | os.PathLike[str], value: Any, *, durable: bool = False, mode: int | None = None) -> None:
     """Write a dataclass as JSON, atomically; see :func:`write_text`."""
-    write_text(path, dumps(value), durable=durable)
+    write_text(path, dumps(value), durable=durable, mode=mode)
 
 
 def read(kind: type[T], path: str | os.PathLike[str]) -> T:
@@ -107,7 +132,7 @@ def _read_dataclass(kind: type, data: Any, where: str) -> Any:
     unknown = sorted(set(data) - set(fields))
     if unknown:
         raise CodecError(f"{_join(where, unknown[0])}: unknown field of {kind.__name__}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     missing = [
         name
         for name, f in fields.items()
@@ -116,6 +141,11 @@ def _read_dataclass(kind: type, data: Any, where: str) -> Any:
     if missing:
         raise CodecError(f"{_join(where, missing[0])}: missing field of {kind.__name__}")
     return kind(**{name: _read(hints[name], value, _join(where, name)) for name, value in data.items()})
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _read_union(kind: Any, data: Any, where: str) -> Any:

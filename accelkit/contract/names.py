@@ -1,6 +1,10 @@
 """Names that both sides must spell alike: environment variables, paths inside a container, exit codes, labels."""
 
-from typing import Final
+from __future__ import annotations
+
+TYPE_CHECKING = False  # what type checkers take for true; typing would cost every rank 10 ms before its script begins
+if TYPE_CHECKING:
+    from typing import Final
 
 # ---- paths inside a container -------------------------------------------------------------------------------------
 CONTAINER_RUNTIME: Final = "/accelkit/runtime"
@@ -10,7 +14,7 @@ CONTAINER_EXCHANGE: Final = "/accelkit/run"
 CONTAINER_OUTPUTS: Final = "/accelkit/outputs"
 """The run's own output folder (KIT_OUTPUT_DIR)."""
 CONTAINER_HOME: Final = "/accelkit/home"
-"""HOME of the unprivileged user: a writable tmpfs."""
+"""HOME of the ranks' user: a cache folder of the host."""
 CONTAINER_SECRETS: Final = "/run/secrets"
 """Secrets, a file each."""
 
@@ -18,6 +22,8 @@ CONTAINER_SECRETS: Final = "/run/secrets"
 SPEC_FILE: Final = "spec.json"
 METRICS_FILE: Final = "metrics.jsonl"
 LOGS_FOLDER: Final = "logs"
+EXCHANGED: Final = 0o644
+"""Permissions of what a rank or `boot` leaves for the host, which may run as another user."""
 
 
 def node_file(node: int) -> str:
@@ -92,6 +98,12 @@ LABEL_IMAGE: Final = "accelkit.image"
 """On every image that `kit build` made: the name of its hardware image (cpu, cuda, ...)."""
 LABEL_BUILD: Final = "accelkit.build"
 """On every image that `kit build` made: digest of everything that went into the build."""
+LABEL_TORCH: Final = "accelkit.torch"
+"""Torch's version and build."""
+LABEL_DRIVER: Final = "accelkit.driver"
+"""The oldest driver that the image runs with, where that is a matter."""
+LABEL_CAPABILITIES: Final = "accelkit.capabilities"
+"""Compute capabilities that its kernels are for, comma-separated; a plus at the end: and newer ones."""
 
 
 def node_name(node: int) -> str:

@@ -1,7 +1,9 @@
 """What comes back over the wall: a result a rank, a report a node."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal
+
+from accelkit.contract.data import data
 
 RESULT_VERSION: Final = 1
 
@@ -22,7 +24,7 @@ a time-out or an interruption (a consequence, never a root cause).
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class RankError:
     """An exception that ended a rank's script."""
 
@@ -38,7 +40,7 @@ class RankError:
     """Seconds since the epoch when it reached the top of the script."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class RankResult:
     """How one rank ended; written by `boot`, atomically."""
 
@@ -57,6 +59,8 @@ class RankResult:
     """Seconds since the epoch. With `error`, `error.time` is the earlier and truer time of failure."""
     peak_memory: int = 0
     """Bytes: the largest resident set of the process."""
+    memory_kills: int = 0
+    """How many processes of the node the kernel had killed for memory when the rank failed, a rank itself aside (a loader's worker)."""
     error: RankError | None = None
 
     @property
@@ -78,7 +82,7 @@ class RankResult:
         return self.lost_a_peer, self.failed_at
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class NodeReport:
     """What a node found when it started and how it ended; rewritten by `boot` at each change of `state`."""
 

@@ -1,12 +1,14 @@
 """The launch spec: the one file that crosses from the host to every node and rank of a run."""
 
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import field
+from typing import Any, Final, Literal
+
+from accelkit.contract.data import data
 
 SPEC_VERSION: Final = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Program:
     """What every rank runs.
 
@@ -18,7 +20,7 @@ class Program:
     args: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class RuntimeSettings:
     """Defaults of `Accelerator`'s arguments; an explicit argument in the script wins, with a warning."""
 
@@ -32,9 +34,11 @@ class RuntimeSettings:
     """Deterministic algorithms, fixed thread count, fixed hash seed."""
     grad_accum_steps: int | None = None
     """Micro-batches per optimizer step; None leaves it to the script."""
+    strategy_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Part ("fsdp", "ddp", "parallelism") -> options by their names in its plug-in; what the script's own plug-in says wins."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class LaunchSpec:
     """Everything a node needs to start its ranks. Paths are as the ranks see them."""
 

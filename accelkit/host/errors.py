@@ -8,6 +8,9 @@
     |   |-- ImageNotFound     the engine has no such image
     |   `-- BuildError        a build failed: step, last lines, path of the log
     |-- RecordError           a run's record is missing, damaged, or of another version
+    |   `-- RunNotFound       no run, or more than one, has the name that was typed: exit code 2
+    |-- DriftError            a lock does not fit what is asked for: exit code 1
+    |-- RunElsewhere          a run can be ended on the machine where it was started only
     `-- DifferenceError       `kit reproduce` found differences that were not allowed: exit code 1
 
 A message says what is wrong, where (file:key, flag, rank), what is allowed, and what to type next.
@@ -52,6 +55,22 @@ class BuildError(EngineError):
 
 class RecordError(KitError):
     """A run's record cannot be read."""
+
+
+class RunNotFound(RecordError):
+    """No run, or more than one, has the name that was typed."""
+
+    exit_code = names.EXIT_USAGE
+
+
+class DriftError(KitError):
+    """A lock does not fit what is asked for."""
+
+    exit_code = names.EXIT_FAILED
+
+
+class RunElsewhere(KitError):
+    """A run of another machine, whose processes cannot be seen from here."""
 
 
 class DifferenceError(KitError):

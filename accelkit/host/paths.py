@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-import accelkit
+from accelkit.host.errors import KitError
 
 
 def config_home() -> Path:
@@ -32,8 +32,8 @@ def project_runs(workdir: Path) -> Path:
 
 
 def package_root() -> Path:
-    """The folder of the installed `accelkit` package."""
-    return Path(accelkit.__file__).resolve().parent
+    """The folder of the installed `accelkit` package, also on a rank, whose `accelkit` is a staged copy of a part of it."""
+    return Path(__file__).resolve().parent.parent
 
 
 def data_folder(name: str) -> Path:
@@ -52,4 +52,7 @@ def data_folder(name: str) -> Path:
 
 def _xdg(variable: str, fallback: str) -> Path:
     base = os.environ.get(variable)
-    return (Path(base) if base else Path.home() / fallback) / "accelkit"
+    try:
+        return (Path(base) if base else Path.home() / fallback) / "accelkit"
+    except RuntimeError as error:
+        raise KitError("you have no home folder", hint=f"set HOME, or {variable} to a folder of yours") from error

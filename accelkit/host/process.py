@@ -5,19 +5,27 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Literal
 
+from accelkit.contract import names
+from accelkit.contract.data import data
 from accelkit.host.errors import KitError
 
+EndedBy = Literal["timeout", "interrupted"] | None
+"""What ended a program from outside; None when it ended by itself."""
+ATTACHED_GRACE: Final = 5.0
+"""Seconds that a program on our terminal gets to end by itself."""
 PIPE: Final = subprocess.PIPE
 TO_STDOUT: Final = subprocess.STDOUT
 """As `stderr` of a Child: into its standard output."""
+NOWHERE: Final = subprocess.DEVNULL
+"""As `stdout` or `stderr` of a Child: thrown away."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Finished:
     """A process that has ended: its exit code (negative: killed by that signal) and what it wrote."""
 
@@ -37,20 +45,21 @@ def run(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    drop: Sequence[str] = (),
     text: str | None = None,
     timeout: float | None = None,
     check: bool = False,
 ) -> Finished:
     """Run to the end and capture the output as text (undecodable bytes kept as surrogates).
 
-    `env` is added to kit's own environment. `text` goes to standard input. Raises KitError when the program is not there, when
-    `timeout` seconds pass, and with `check` when it exits with anything but 0.
+    `env` is added to kit's own environment, less the variables in `drop`. `text` goes to standard input.
+    Raises KitError when the program is not there, when `timeout` seconds pass, and with `check` when it exits with anything but 0.
     """
     try:
         done = subprocess.run(
             list(argv),
             cwd=cwd,
-            env={**os.environ, **env} if env else None,
+            env={**{k: v for k, v in os.environ.items() if k not in drop}, **(env or {})},
             input=b"" if text is None else text.encode("utf-8", "surrogateescape"),
             capture_output=True,
             timeout=timeout,
@@ -126,6 +135,16 @@ class Child:
             raise ValueError("standard error was not piped")
         return self._process.stderr
 
+    def output(self, timeout: float) -> bytes | None:
+        """All of its standard output once it has ended well; None when it failed, or is not done after `timeout` seconds and is killed."""
+        try:
+            written, _ = self._process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.kill_group()
+            self._process.wait()
+            return None
+        return written if self._process.returncode == 0 else None
+
     def poll(self) -> int | None:
         """Exit code, or None while it runs."""
         return self._process.poll()
@@ -155,16 +174,52 @@ class Child:
             yield raw.decode(errors="replace").rstrip("\r\n")
 
 
-def attach(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> int:
-    """Run with our own terminal (for shells and debuggers) and return the exit code as a shell would see it.
+def attach(
+    argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float | None = None
+) -> tuple[int, EndedBy]:
+    """Run with our own terminal (for shells and debuggers); its exit code as a shell would see it, and what ended it from outside.
 
-    Ctrl-C goes to the program alone while it runs. Raises KitError when the program is not there.
+    Ctrl-C goes to the program alone while it runs. SIGTERM, SIGHUP (the terminal is gone) and the end of `timeout` seconds end it, after
+    ATTACHED_GRACE seconds without asking; the code is then 128 + the signal, or 124. Raises KitError when the program is not there.
     """
-    previous = signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the program would inherit
+    told: list[int] = []
     try:
-        code = subprocess.run(list(argv), cwd=cwd, env=None if env is None else dict(env), check=False).returncode
+        # SIGINT is caught, not ignored, which the program would inherit.
+        with _handling((signal.SIGINT,), lambda *_: None):
+            process = subprocess.Popen(list(argv), cwd=cwd, env=None if env is None else dict(env))
+
+            def end(number: int, _frame: object = None) -> None:
+                told.append(number)
+                process.terminate()
+                _later(ATTACHED_GRACE, process.kill)
+
+            if timeout is not None:
+                _later(timeout, lambda: end(0))
+            with _handling((signal.SIGTERM, signal.SIGHUP), end):
+                code = process.wait()
     except FileNotFoundError as error:
         raise KitError(f"{argv[0]}: not found") from error
+    if told:
+        return (128 + told[0], "interrupted") if told[0] else (names.EXIT_TIMEOUT, "timeout")
+    return (128 - code if code < 0 else code), None
+
+
+def _later(seconds: float, act: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
+
+
+def unless_nohup(numbers: Sequence[int]) -> list[int]:
+    """These signals, less SIGHUP where it is ignored: `nohup` ignores it so that what it starts outlives its terminal."""
+    return [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def _handling(numbers: Sequence[int], handler: Callable[[int, object], None]) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number in unless_nohup(numbers)}
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGINT, previous)
-    return 128 - code if code < 0 else code
+        for number, before in previous.items():
+            signal.signal(number, before)

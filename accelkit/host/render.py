@@ -4,13 +4,21 @@ Plain text; colours only on a terminal and without NO_COLOR. rich is imported by
 """
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any, Final
 
 from accelkit.host.errors import KitError
 
 _verbosity = 0
+_SECRET_WORDS: Final = re.compile(
+    r"(?:^|_)(?:SECRETS?|TOKENS?|PASS(?:WORD|WD|PHRASE)?|CREDENTIALS?|(?:API|ACCESS|PRIVATE)?KEYS?|AUTH)(?:_|$)",
+    re.IGNORECASE,
+)
+_LOGIN: Final = re.compile(r"(\w://)[^/@\s]+@")
+MASK: Final = "***"
 
 
 def set_verbosity(level: int) -> None:
@@ -73,6 +81,24 @@ def out(text: str) -> None:
     """A result, to standard output."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def masked(data: Any) -> Any:
+    """`data` (plain JSON) as it may be shown: no logins in URLs, no values of variables whose names say that they are secret."""
+    if isinstance(data, dict):
+        return {name: _masked_value(name, value) for name, value in data.items()}
+    if isinstance(data, list):
+        return [masked(value) for value in data]
+    if not isinstance(data, str):
+        return data
+    name, assigned, value = data.partition("=")
+    return (
+        f"{name}={_masked_value(name, value)}" if assigned and name.isidentifier() else _LOGIN.sub(rf"\1{MASK}@", data)
+    )
+
+
+def _masked_value(name: str, value: Any) -> Any:
+    return MASK if isinstance(value, str) and value and _SECRET_WORDS.search(name) else masked(value)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

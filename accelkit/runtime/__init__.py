@@ -1,9 +1,13 @@
 """What a training script imports: `Accelerator` and its parts. Importing the package costs nothing; names load on first use."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+from importlib import import_module
+
+TYPE_CHECKING = False  # what type checkers take for true; importing typing would cost more than all the rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from accelkit.runtime.accelerator import Accelerator
     from accelkit.runtime.available import is_rich_available
     from accelkit.runtime.bigmodel.casting import cpu_offload_with_hook
@@ -20,21 +24,27 @@ if TYPE_CHECKING:
     from accelkit.runtime.checkpoint.background import SaveHandle
     from accelkit.runtime.checkpoint.project import ProjectConfiguration
     from accelkit.runtime.data.loader import skip_first_batches
+    from accelkit.runtime.data.public import prepare_data_loader
     from accelkit.runtime.data.sampler import SeedableRandomSampler
     from accelkit.runtime.enumerations import DDPCommunicationHookType
     from accelkit.runtime.errors import (
         AccelkitError,
+        BatchSourceError,
         CheckpointError,
         DistributedOperationException,
         MissingPackageError,
+        RankFailedError,
         SettingError,
         TrackerError,
         UnsupportedError,
     )
     from accelkit.runtime.gradients import GradientState
+    from accelkit.runtime.launchers import debug_launcher, notebook_launcher
+    from accelkit.runtime.local_sgd import LocalSGD
     from accelkit.runtime.memory import find_executable_batch_size
     from accelkit.runtime.operations import synchronize_rng_states
     from accelkit.runtime.optimizer import AcceleratedOptimizer
+    from accelkit.runtime.parallelism import ParallelismConfig, TorchContextParallelConfig, TorchTensorParallelConfig
     from accelkit.runtime.rank_logging import get_logger
     from accelkit.runtime.rng import set_seed
     from accelkit.runtime.scheduler import AcceleratedScheduler
@@ -46,8 +56,11 @@ if TYPE_CHECKING:
         GradientAccumulationPlugin,
         GradScalerKwargs,
         InitProcessGroupKwargs,
+        ProfileKwargs,
+        TorchDynamoPlugin,
     )
     from accelkit.runtime.state import AcceleratorState, PartialState
+    from accelkit.runtime.strategies.fsdp_plugin import FullyShardedDataParallelPlugin
     from accelkit.runtime.tracking.base import GeneralTracker
 
 _HOMES = {
@@ -58,19 +71,30 @@ _HOMES = {
     "DistributedType": "settings",
     "DataLoaderConfiguration": "settings",
     "GradientAccumulationPlugin": "settings",
+    "FullyShardedDataParallelPlugin": "strategies.fsdp_plugin",
+    "ParallelismConfig": "parallelism",
+    "TorchContextParallelConfig": "parallelism",
+    "TorchTensorParallelConfig": "parallelism",
     "ProjectConfiguration": "checkpoint.project",
     "SaveHandle": "checkpoint.background",
     "AutocastKwargs": "settings",
     "DistributedDataParallelKwargs": "settings",
     "GradScalerKwargs": "settings",
     "InitProcessGroupKwargs": "settings",
+    "ProfileKwargs": "settings",
+    "TorchDynamoPlugin": "settings",
     "AcceleratedOptimizer": "optimizer",
     "AcceleratedScheduler": "scheduler",
     "SeedableRandomSampler": "data.sampler",
+    "prepare_data_loader": "data.public",
     "skip_first_batches": "data.loader",
     "set_seed": "rng",
     "synchronize_rng_states": "operations",
     "is_rich_available": "available",
+    "LocalSGD": "local_sgd",
+    "debug_launcher": "launchers",
+    "notebook_launcher": "launchers",
+    "RankFailedError": "errors",
     "find_executable_batch_size": "memory",
     "get_logger": "rank_logging",
     "DDPCommunicationHookType": "enumerations",
@@ -86,6 +110,7 @@ _HOMES = {
     "CheckpointFileError": "bigmodel.failures",
     "OffloadError": "bigmodel.failures",
     "AccelkitError": "errors",
+    "BatchSourceError": "errors",
     "CheckpointError": "errors",
     "DistributedOperationException": "errors",
     "MissingPackageError": "errors",
@@ -106,12 +131,18 @@ __all__ = [
     # settings
     "DataLoaderConfiguration",
     "DDPCommunicationHookType",
+    "FullyShardedDataParallelPlugin",
     "GradientAccumulationPlugin",
+    "ParallelismConfig",
+    "TorchContextParallelConfig",
+    "TorchTensorParallelConfig",
     "ProjectConfiguration",
     "AutocastKwargs",
     "DistributedDataParallelKwargs",
     "GradScalerKwargs",
     "InitProcessGroupKwargs",
+    "ProfileKwargs",
+    "TorchDynamoPlugin",
     # what prepare returns
     "AcceleratedOptimizer",
     "AcceleratedScheduler",
@@ -124,8 +155,12 @@ __all__ = [
     "set_seed",
     "synchronize_rng_states",
     "is_rich_available",
+    "LocalSGD",
+    "debug_launcher",
+    "notebook_launcher",
     "find_executable_batch_size",
     "get_logger",
+    "prepare_data_loader",
     "skip_first_batches",
     # big models
     "init_empty_weights",
@@ -139,11 +174,13 @@ __all__ = [
     "load_checkpoint_in_model",
     # errors
     "AccelkitError",
+    "BatchSourceError",
     "CheckpointError",
     "CheckpointFileError",
     "OffloadError",
     "DistributedOperationException",
     "MissingPackageError",
+    "RankFailedError",
     "SettingError",
     "TrackerError",
     "UnsupportedError",

@@ -1,5 +1,6 @@
 """`Accelerator`: what a training script talks to. It composes the parts and forwards to them; each decision is made once, at the start."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,9 @@ from accelkit.runtime.data.loader import PreparedLoader
 from accelkit.runtime.data.prepare import prepare_data_loader
 from accelkit.runtime.errors import SettingError
 from accelkit.runtime.gradients import GradientState
+from accelkit.runtime.operations import synchronizer
 from accelkit.runtime.optimizer import AcceleratedOptimizer
+from accelkit.runtime.parallelism import ParallelismConfig
 from accelkit.runtime.properties import AcceleratorProperties
 from accelkit.runtime.scheduler import AcceleratedScheduler
 from accelkit.runtime.settings import (
@@ -28,6 +31,7 @@ from accelkit.runtime.settings import (
     TorchDynamoPlugin,
 )
 from accelkit.runtime.state import AcceleratorState, PartialState
+from accelkit.runtime.strategies.fsdp_plugin import FullyShardedDataParallelPlugin
 from accelkit.runtime.tool_methods import ToolMethods
 from accelkit.runtime.training import TrainingMethods
 
@@ -56,6 +60,9 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         step_scheduler_with_optimizer: a prepared scheduler follows its optimizer; False: it moves at every call.
         step_scheduler_once: a prepared scheduler moves once per optimizer step, not once per rank: for schedules whose length was
             taken from the prepared loader.
+        fsdp_plugin, parallelism_config: how models are sharded, and how ranks are laid out; each implies strategy "fsdp".
+        rng_types: generators ("torch", "cuda", ...) whose state rank 0 gives to all ranks before each epoch of a prepared loader. Loaders
+            agree on their order without it.
         dynamo_backend: compile prepared models with this backend of torch.compile; `dynamo_plugin` says more.
 
     Raises SettingError for settings that are wrong or contradict each other or an earlier Accelerator, UnsupportedError for
@@ -82,8 +89,12 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         kwargs_handlers: list[KwargsHandler] | None = None,
         dynamo_backend: Any = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
+        parallelism_config: ParallelismConfig | None = None,
+        rng_types: Sequence[Any] | None = None,
     ) -> None:
-        self.device_placement, handlers = device_placement, Handlers(kwargs_handlers)
+        self.device_placement = device_placement
+        handlers = Handlers(kwargs_handlers, (fsdp_plugin, parallelism_config))
         plugin = _one_plugin(gradient_accumulation_plugin, gradient_accumulation_steps)
         self._partial = PartialState(cpu=cpu, **handlers.get(InitProcessGroupKwargs).to_kwargs())
         earlier = AcceleratorState.current()
@@ -94,11 +105,9 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         self._keep_books(replace(plugin, num_steps=chosen.grad_accum_steps) if said or earlier is None else None)
         self._keep_checkpoints(project_dir, project_config)
         self._keep_tools(log_with, dynamo_backend, dynamo_plugin)
-        self.dataloader_config = dataloader_config or DataLoaderConfiguration()
-        self.step_scheduler_with_optimizer, self.step_scheduler_once = (
-            step_scheduler_with_optimizer,
-            step_scheduler_once,
-        )
+        self._keep_loader_settings(dataloader_config, rng_types)
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.step_scheduler_once = step_scheduler_once
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Accelerator":
         return self
@@ -119,17 +128,25 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         self._dataloaders, self._schedulers = models.Prepared(), models.Prepared()
         self._is_triggered = False
 
+    def _keep_loader_settings(self, config: DataLoaderConfiguration | None, rng_types: Sequence[Any] | None) -> None:
+        """Decide how loaders are prepared, and what ranks make the same before each epoch."""
+        self.dataloader_config = config or DataLoaderConfiguration()
+        self.rng_types = ["generator"] if rng_types is None else list(rng_types)
+        self._before_epoch = synchronizer(self.rng_types)
+
     def _settle(self, chosen: choices.Choices, handlers: Handlers, cpu: bool) -> None:
         """Make the parts that depend on the settings; the first Accelerator of a process also seeds."""
         earlier = AcceleratorState.current()
         if earlier is not None:
             earlier.check(chosen.precision, cpu)
         self._precision = precision.make(chosen.precision, self._partial.kind, handlers)
-        self._strategy = strategies.make(chosen.strategy, self._partial, handlers)
+        self._strategy = strategies.make(chosen.strategy, self._partial, handlers, self._precision.dtype)
         self._handlers = handlers
         self.state = AcceleratorState.settle(
             self._partial, chosen.precision, self._strategy.name, self._strategy.distributed_type
         )
+        self.state.is_fsdp2 = self._strategy.capabilities.shards
+        self.state.parallelism_config, self.state.device_mesh = self._strategy.parallelism, self._strategy.mesh
         if chosen.deterministic:
             rng.make_deterministic()
         if chosen.seed is not None and earlier is None:
@@ -174,7 +191,8 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
             return found
         place = self.device_placement if device_placement is None else device_placement
         inner = self._strategy.unwrap(model)
-        if place and self._strategy.capabilities.moves_models:
+        movable = evaluation_mode or self._strategy.capabilities.moves_models
+        if place and movable and not models.has_several_places(inner):
             inner.to(self.device)
         self._precision.attach(inner)
         compiled = self._compilation.inside(model)
@@ -194,6 +212,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         if not isinstance(made, AcceleratedOptimizer):
             made = AcceleratedOptimizer(optimizer, place, self.scaler)
         self._optimizers.add(optimizer, made)
+        self._strategy.adopt(made.optimizer)
         return made
 
     def prepare_data_loader(
@@ -213,15 +232,16 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         place = self.device_placement if device_placement is None else device_placement
         made = prepare_data_loader(
             data_loader,
-            rank=self.process_index,
-            size=self.num_processes,
+            rank=self._strategy.data_rank,
+            size=self._strategy.data_size,
             device=self.device if place else None,
             config=self.dataloader_config,
             agree=lambda value: self.operations.broadcast_object_list([value])[0],
             state=self.gradient_state,
-            handout=self.operations.handout,
+            handout=self.operations.handout if self._strategy.data_size == self.num_processes else None,
             shard=shard,
         )
+        made.before_epoch = self._before_epoch
         self._dataloaders.add(data_loader, made)
         return made
 
@@ -238,7 +258,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
             mine or prepared,
             step_with_optimizer=self.step_scheduler_with_optimizer,
             split_batches=self.split_batches or self.step_scheduler_once,
-            num_processes=self.num_processes,
+            num_processes=self._strategy.data_size,
         )
         self._schedulers.add(scheduler, made)
         return made

@@ -10,7 +10,8 @@ from typing import Any, Final
 import torch
 from torch.torch_version import TorchVersion
 
-from accelkit.runtime import devices
+from accelkit.contract import names
+from accelkit.runtime import devices, env
 from accelkit.runtime.errors import UnsupportedError
 
 _OPERATORS: Final = {
@@ -42,6 +43,13 @@ def is_library(module: str, distribution: str = "", minimum: str = "") -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return not minimum or compare_versions(found, ">=", minimum)
+
+
+def how_to_install(packages: str) -> str:
+    """What to type where a library is missing: in a container it belongs to the image, which has no pip for its user."""
+    if env.text(names.ENV_IMAGE_DIGEST):
+        return f"add it to the image: a line {packages!r} in FILE, kit build IMAGE --requirements FILE"
+    return f"pip install {packages}"
 
 
 def _library(module: str, distribution: str = "", minimum: str = "") -> Callable[[], bool]:

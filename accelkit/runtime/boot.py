@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from accelkit.contract import codec, names
+from accelkit.contract.packages import installed
 from accelkit.contract.results import NodeReport
 from accelkit.contract.spec import LaunchSpec
 from accelkit.runtime import boot_env
 from accelkit.runtime.boot_ranks import Ranks
-from accelkit.runtime.boot_relay import say
+from accelkit.runtime.boot_relay import leave, say
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -69,9 +70,12 @@ class Node:
         self._write(report)
         ranks = Ranks(self._spec, self._index)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-            signal.signal(number, lambda n, _frame: ranks.deliver(n))
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
+                signal.signal(number, lambda n, _frame: ranks.deliver(n))
+        if self._spec.interactive:
+            signal.signal(signal.SIGINT, lambda *_: None)  # the terminal's Ctrl-C is rank 0's own affair
         ranks.start(lambda local: boot_env.rank_environment(self._spec, self._index, local, threads, interface))
-        report = replace(report, state="running", packages=_packages())
+        report = replace(report, state="running", packages=installed())
         self._write(report)
         code = ranks.wait()
         self._write(replace(report, state="ended", ended_at=time.time(), exit_code=code))
@@ -88,12 +92,4 @@ class Node:
             sys.exit(names.EXIT_KIT)
 
     def _write(self, report: NodeReport) -> None:
-        codec.write(self._report_path, report)
-
-
-def _packages() -> dict[str, str]:
-    """Installed distributions, name -> version. Called after the ranks were started, so that nobody waits for it."""
-    from importlib.metadata import distributions
-
-    found = {str(d.metadata["Name"]): d.version for d in distributions() if d.metadata["Name"]}
-    return dict(sorted(found.items()))
+        leave(self._report_path, report)

@@ -14,7 +14,8 @@ from accelkit.contract import names
 from accelkit.contract.spec import LaunchSpec
 
 _SIOCGIFADDR: Final = 0x8915
-_CGROUP: Final = Path("/sys/fs/cgroup")
+_CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 _RETRY: Final = 0.5
 _SAY_EVERY: Final = 10.0
 
@@ -41,21 +42,34 @@ def threads_of(spec: LaunchSpec, usable: int) -> int:
 
 
 def memory_limit() -> int | None:
-    """Bytes that this node's cgroup may use; None without a limit."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        text = _read(_CGROUP / name)
-        if text and text.isdigit() and int(text) < 1 << 60:
-            return int(text)
-    return None
+    """Bytes that this node's cgroup may use, or one above it; None without a limit."""
+    files = [*(folder / "memory.max" for folder in _cgroups("")),
+             *(folder / "memory.limit_in_bytes" for folder in _cgroups("memory"))]  # fmt: skip
+    limits = [int(text) for text in map(_read, files) if text.isdigit()]
+    return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
 def oom_kills() -> int:
-    """How many processes of this cgroup the kernel has killed for memory so far; 0 where it does not tell."""
-    for name in ("memory.events", "memory/memory.oom_control"):
-        for line in _read(_CGROUP / name).splitlines():
+    """How many processes of this cgroup, and of those below it, the kernel has killed for memory so far; 0 where it does not tell."""
+    for file in (*(f / "memory.events" for f in _cgroups("")), *(f / "memory.oom_control" for f in _cgroups("memory"))):
+        for line in _read(file).splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
+
+
+def _cgroups(controller: str) -> list[Path]:
+    """Folders of our cgroup and of all above it, ours first. `controller`: of the old kind ("memory"); "" is the one tree of the new kind.
+
+    In a container the path may be the host's, of which nothing is seen but our own cgroup at the top.
+    """
+    for line in _read(_OWN_CGROUPS).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            top = _CGROUP / controllers if (_CGROUP / controllers).is_dir() else _CGROUP / controller
+            own = top / path.lstrip("/")
+            return [folder for folder in (own, *own.parents) if folder.is_relative_to(top) and folder.is_dir()]
+    return []
 
 
 def shm_size() -> int | None:
@@ -175,15 +189,12 @@ def _rank_variables(spec: LaunchSpec, node: int, local_rank: int) -> dict[str, s
 
 
 def _cfs_quota() -> float | None:
-    """CPUs that the CFS quota allows, of cgroup v2 or v1; None without one."""
-    v2 = _read(_CGROUP / "cpu.max").split()
-    if len(v2) == 2 and v2[0].isdigit():
-        return int(v2[0]) / int(v2[1])
-    for folder in ("cpu", "cpu,cpuacct"):
-        quota, period = (_read(_CGROUP / folder / f"cpu.cfs_{part}_us") for part in ("quota", "period"))
-        if quota.isdigit() and period.isdigit():
-            return int(quota) / int(period)
-    return None
+    """CPUs that the CFS quota allows our cgroup, or one above it; None without one."""
+    texts = [_read(folder / "cpu.max").split() for folder in _cgroups("")]
+    texts += [[_read(folder / f"cpu.cfs_{part}_us") for part in ("quota", "period")] for folder in _cgroups("cpu")]
+    return min(
+        (int(t[0]) / int(t[1]) for t in texts if len(t) == 2 and t[0].isdigit() and t[1].isdigit()), default=None
+    )
 
 
 def _read(path: Path) -> str:

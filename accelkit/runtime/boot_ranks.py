@@ -1,10 +1,9 @@
 """The ranks of one node: started together, watched by one selector loop, ended together.
 
-Every rank leads a session of its own, so that its whole group can be signalled; it dies with us (parent-death signal); what it leaves
-behind is adopted (child subreaper) and killed. Each wait has a limit.
+Every rank (but one on a terminal) leads a session of its own, so that its whole group can be signalled; it dies with us
+(parent-death signal); what it leaves behind is adopted (child subreaper) and killed. Each wait has a limit.
 """
 
-import ctypes
 import os
 import selectors
 import signal
@@ -18,11 +17,9 @@ from typing import Final
 from accelkit.contract import codec, names
 from accelkit.contract.results import Cause, RankError, RankResult
 from accelkit.contract.spec import LaunchSpec
-from accelkit.runtime import boot_env
-from accelkit.runtime.boot_relay import Relay
+from accelkit.runtime import boot_env, kinship
+from accelkit.runtime.boot_relay import Relay, leave, open_log
 
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_CHILD_SUBREAPER: Final = 36
 _ORPHAN_ROUND: Final = 0.02
 """Seconds between two looks for orphans; there are twenty at most, so that one that cannot be killed holds nobody up."""
 _DRAIN: Final = 0.5
@@ -33,17 +30,26 @@ RANK_ENTRY: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ra
 class Rank:
     """One rank's process."""
 
-    def __init__(self, rank: int, local_rank: int, process: "subprocess.Popen[bytes]") -> None:
-        """`process` was just started."""
+    def __init__(self, rank: int, local_rank: int, process: "subprocess.Popen[bytes]", *, leads: bool) -> None:
+        """`process` was just started. `leads`: it leads a session and a group of its own."""
         self.rank = rank
         self.local_rank = local_rank
         self.process = process
+        self._leads = leads
         self.started_at = time.time()
         self.relays: list[Relay] = []
         self.result: RankResult | None = None
 
+    def signal(self, number: int) -> None:
+        """Signal the rank alone, unless it has ended. Not through Popen, which would reap it: its end is `wait4`'s to see."""
+        if self.process.returncode is None:
+            os.kill(self.process.pid, number)
+
     def signal_group(self, number: int) -> None:
-        """Signal the rank and all of its group; nothing happens when none is left."""
+        """Signal the rank and all of its group; nothing happens when none is left. A rank on a terminal is signalled alone."""
+        if not self._leads:
+            self.signal(number)
+            return
         try:
             os.killpg(self.process.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -68,7 +74,7 @@ class Ranks:
         self._kill_at: float | None = None
         self._oom_kills = boot_env.oom_kills()
         self._first: RankResult | None = None
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        kinship.adopt_orphans()
 
     def start(self, environment: Callable[[int], dict[str, str]]) -> None:
         """Start every rank; `environment` gives that of a local rank."""
@@ -110,11 +116,11 @@ class Ranks:
             stdout=pipe,
             stderr=pipe,
             start_new_session=not mine,
-            preexec_fn=lambda: _die_with(parent),  # noqa: PLW1509  (we have no threads)
+            preexec_fn=lambda: _begin(parent),  # noqa: PLW1509  (we have no threads)
         )
-        started = Rank(rank, local, process)
+        started = Rank(rank, local, process, leads=not mine)
         if process.stdout is not None and process.stderr is not None:
-            log = (self._exchange / names.rank_log_file(rank)).open("ab", buffering=0)
+            log = open_log(self._exchange / names.rank_log_file(rank))
             prefix = f"[{names.node_name(self._node)} rank{rank}] ".encode()
             for stream, target in ((process.stdout, 1), (process.stderr, 2)):
                 descriptor = os.dup(stream.fileno())
@@ -151,8 +157,7 @@ class Ranks:
             number = self._signals.pop(0)
             if number == signal.SIGUSR1:
                 for rank in self._ranks:
-                    if rank.result is None:
-                        rank.process.send_signal(signal.SIGUSR1)
+                    rank.signal(signal.SIGUSR1)
             elif self._told is None:
                 self._told = number
                 self._stop()
@@ -176,21 +181,23 @@ class Ranks:
     def _ended(self, rank: Rank, status: int, peak: int) -> None:
         code = os.waitstatus_to_exitcode(status)
         error = self._error_of(rank.rank)
+        cause = self._cause(code, error)
         rank.result = RankResult(
             rank=rank.rank,
             local_rank=rank.local_rank,
             node=self._node,
             pid=rank.process.pid,
-            cause=self._cause(code, error),
+            cause=cause,
             exit_code=128 - code if code < 0 else code,
             signal=signal.Signals(-code).name if code < 0 else None,
             started_at=rank.started_at,
             ended_at=time.time(),
             peak_memory=peak,
+            memory_kills=0 if cause in ("ok", "oom", "stopped") else self._new_oom_kills(),
             error=error,
         )
         rank.signal_group(signal.SIGKILL)
-        codec.write(self._exchange / names.rank_file(rank.rank), rank.result)
+        leave(self._exchange / names.rank_file(rank.rank), rank.result)
         if rank.result.cause not in ("ok", "stopped"):
             self._failed(rank.result)
 
@@ -206,14 +213,16 @@ class Ranks:
             return "ok"
         if error is not None and code > 0:
             return "error"
-        if code == -signal.SIGKILL:
-            killed = boot_env.oom_kills()
-            if killed > self._oom_kills:
-                self._oom_kills = killed
-                return "oom"
+        if code == -signal.SIGKILL and self._new_oom_kills():
+            return "oom"
         if self._stopping:
             return "stopped"
         return "signal" if code < 0 else "exit"
+
+    def _new_oom_kills(self) -> int:
+        """How many processes of this node the kernel has killed for memory since we were last asked."""
+        before, self._oom_kills = self._oom_kills, boot_env.oom_kills()
+        return max(0, self._oom_kills - before)
 
     def _error_of(self, rank: int) -> RankError | None:
         try:
@@ -281,18 +290,7 @@ def _children() -> list[int]:
     return [int(pid) for pid in text.split()]
 
 
-def _die_with(parent: int) -> None:
-    """In the new rank: be killed when boot dies, also when it died before we could ask for that."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the rank can print its stacks
-    if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
-    """prctl(2), where there is one."""
-    if sys.platform == "linux":
-        _LIBC.prctl(option, value, 0, 0, 0)
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
+def _begin(parent: int) -> None:
+    """In the new rank: do not outlive boot, nor die of a signal that comes before it can print its stacks."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    kinship.die_with(parent)

@@ -6,13 +6,16 @@ from typing import Any
 from accelkit.runtime import metrics
 from accelkit.runtime.collectives.nested import NestedCollectives
 from accelkit.runtime.data.loader import Iteration
+from accelkit.runtime.data.shard import Tail
 from accelkit.runtime.gradients import GradientState
+from accelkit.runtime.strategies.base import Strategy
 
 
 class CommunicationMethods:
     """Methods that all ranks call together, in the same order."""
 
     gradient_state: GradientState
+    _strategy: Strategy
     _is_triggered: bool
 
     @property
@@ -48,6 +51,9 @@ class CommunicationMethods:
         """
         iteration = self.gradient_state.iteration
         tail = iteration.tail if isinstance(iteration, Iteration) else None
+        shares, size = self._strategy.data_size, self.operations.carrier.size
+        if shares != size and isinstance(iteration, Iteration):  # a full round, too: ranks with one batch bring it once
+            tail = (tail or Tail((-1,) * shares, (-1,) * shares)).spread([*map(self._strategy.share_of, range(size))])
         return metrics.gather_for_metrics(self.operations, input_data, tail, use_gather_object=use_gather_object)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:

@@ -82,22 +82,40 @@ def _with_compiled_regions(module: nn.Module, compile_kwargs: dict[str, Any], do
     if id(module) not in done:
         done[id(module)] = made = _copy(module)
         if not has_repeated_blocks(module):
-            return _region(made, compile_kwargs)
-        for name, child in module.named_children():
-            make = _block if is_repeated_blocks(module) else _with_compiled_regions
-            made.__dict__["_modules"][name] = make(child, compile_kwargs, done)
+            return _region(made, _code(), compile_kwargs)
+        own, code, repeats = made.__dict__["_modules"], _code(), is_repeated_blocks(module)
+        for name, child in own.items():
+            if repeats and id(child) not in done:
+                done[id(child)] = _region(_copy(child), code, compile_kwargs)
+            own[name] = None if child is None else _with_compiled_regions(child, compile_kwargs, done)
     return done[id(module)]
 
 
-def _block(block: nn.Module, compile_kwargs: dict[str, Any], done: dict[int, nn.Module]) -> nn.Module:
-    """One of several of a class: compiled as a whole, whatever is inside."""
-    return done.setdefault(id(block), _region(_copy(block), compile_kwargs))
+def _region(module: nn.Module, code: types.CodeType, compile_kwargs: dict[str, Any]) -> nn.Module:
+    """A module compiled in place: it keeps its class and the names of its parameters.
 
-
-def _region(module: nn.Module, compile_kwargs: dict[str, Any]) -> nn.Module:
-    """A module compiled in place: it keeps its class and the names of its parameters."""
-    module.compile(**compile_kwargs)
+    What torch compiles is remembered per code object: blocks that share one share what was compiled, and nothing else does.
+    """
+    call = _entry(module)
+    entry = types.FunctionType(code, call.__globals__, call.__name__, None, call.__closure__)
+    module.__dict__["_compiled_call_impl"] = torch.compile(entry, **compile_kwargs)
     return module
+
+
+def _entry(module: nn.Module) -> types.FunctionType:
+    """A call of a module as a function of its own: torch does not look into calls of its own modules that begin with them."""
+
+    def call_region(*args: Any, **kwargs: Any) -> Any:
+        call: Any = module._call_impl  # noqa: SLF001  (what `module.compile()` compiles)
+        return call(*args, **kwargs)
+
+    assert isinstance(call_region, types.FunctionType)
+    return call_region
+
+
+def _code() -> types.CodeType:
+    """The code of such a function, as an object of its own."""
+    return _entry(nn.Identity()).__code__.replace()
 
 
 def _copy(module: nn.Module) -> nn.Module:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from accelkit.contract import codec, names
+from accelkit.contract import codec, names, strategies
 from accelkit.contract.spec import LaunchSpec, RuntimeSettings
 from accelkit.runtime.errors import SettingError
 
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("", "0", "false", "no", "off")
+FORK_LAUNCHED: Final = "FORK_LAUNCHED"
+"""Set by launchers that fork ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +70,45 @@ def read_defaults(environ: Mapping[str, str] | None = None) -> Defaults:
     spec = env.get(names.ENV_SPEC)
     if spec:
         return Defaults(settings=_read_spec(spec).settings, source=f"the launch ({spec})")
+    try:
+        strategy_options = strategies.from_environment(env)
+    except ValueError as error:
+        raise SettingError(str(error)) from None
     settings = RuntimeSettings(
         strategy=env.get(names.ENV_STRATEGY) or "auto",
         precision=env.get(names.ENV_PRECISION) or None,
         seed=_optional_integer(env, names.ENV_SEED),
         deterministic=_flag(env, names.ENV_DETERMINISTIC),
         grad_accum_steps=_optional_integer(env, names.ENV_GRAD_ACCUM_STEPS),
+        strategy_options=strategy_options,
     )
     return Defaults(settings=settings, source="the environment (KIT_*)")
+
+
+def become(variables: Mapping[str, str]) -> None:
+    """Take over what a launcher tells a rank. Only in a process that was started for it."""
+    os.environ.update(variables)
+
+
+def is_fork_launched() -> bool:
+    """Whether this process was forked from the one that launched it."""
+    return _flag(os.environ, FORK_LAUNCHED)
+
+
+def first_rank_of_node() -> int:
+    """The first rank of this node, by the number of ranks that each node has (NPROC) and the node's index (NODE_RANK)."""
+    return _integer(os.environ, "NPROC", 1) * _integer(os.environ, "NODE_RANK", 0)
+
+
+def local_world_size(size: int) -> int:
+    """Ranks of this node; those of the run where the launch does not say."""
+    return _integer(os.environ, "LOCAL_WORLD_SIZE", size)
+
+
+def user_config() -> Path:
+    """The config file that `kit` reads when nothing else is there."""
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path.home() / ".config") / "accelkit" / "default_config.yaml"
 
 
 def text(name: str) -> str | None:

@@ -1,7 +1,8 @@
 """Reading and changing the process's environment, for scripts. The library itself reads its own in `env`."""
 
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +26,17 @@ def get_int_from_env(env_keys: Sequence[str], default: int) -> int:
         if value >= 0:
             return value
     return default
+
+
+def convert_dict_to_env_variables(current_env: Mapping[str, Any]) -> list[str]:
+    """`NAME=value` of each entry; what no shell would take as it is (`;`, blanks, `<`, `>`, nothing) is left out, with a warning."""
+    made = []
+    for name, value in current_env.items():
+        if not str(value) or any(odd in f"{name}{value}" for odd in ";\n<> "):
+            warnings.warn(f"the variable {name} is left out: its value {str(value)!r} is no plain word", stacklevel=2)
+        else:
+            made.append(f"{name}={value}")
+    return made
 
 
 @contextmanager

@@ -5,6 +5,7 @@ AccelkitError
 |-- UnsupportedError (also a RuntimeError)   this device, strategy or input cannot do what was asked
 |-- CheckpointError (also a RuntimeError)    a checkpoint cannot be written, or cannot be loaded as it is
 |-- MissingPackageError (also an ImportError) an optional library that was asked for is not installed
+|-- RankFailedError (also a RuntimeError)    a rank that was started from this process failed
 |-- TrackerError (also a RuntimeError)       the library behind a tracker failed
 |-- BatchSourceError (also a RuntimeError)   the rank that reads the data for all could not go on
 +-- DistributedOperationException            the ranks do not agree on a collective operation
@@ -33,6 +34,10 @@ class CheckpointError(AccelkitError, RuntimeError):
 
 class MissingPackageError(AccelkitError, ImportError):
     """An optional library that was asked for is not installed; the hint says how to install it."""
+
+
+class RankFailedError(AccelkitError, RuntimeError):
+    """A rank that this process started has failed. The message holds its traceback."""
 
 
 class TrackerError(AccelkitError, RuntimeError):

@@ -52,10 +52,9 @@ def _way(
 
 def _check_presence(tail: Tail) -> None:
     """Refuse to wait for ranks that cannot come: the step itself says that they have no batch in it."""
-    absent = [str(rank) for rank, count in enumerate(tail.counts) if count == 0]
-    if absent:
+    if tail.absent:
         raise DistributedOperationException(
-            f"gather_for_metrics: in this last step of the loader rank {', '.join(absent)} has no batch and will not take part",
+            f"gather_for_metrics: in this step of the loader rank {', '.join(map(str, tail.absent))} has no batch and will not come",
             hint="leave even_batches=True where results are gathered, or gather after the loop what each rank has kept",
         )
 

@@ -1,5 +1,6 @@
 """Which models were prepared, and the way back."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accelkit.runtime import precision
+from accelkit.runtime.errors import SettingError
 
 
 class Prepared:
@@ -55,6 +57,28 @@ def engine(model: nn.Module) -> nn.Module:
     return compiled if isinstance(compiled, DistributedDataParallel) else model
 
 
+def has_several_places(model: nn.Module) -> bool:
+    """Whether the model was dispatched with a map that puts its parts on several devices, the disk being one."""
+    maps = [module.__dict__.get("hf_device_map", {}) for module in model.modules()]
+    return any(len({str(place) for place in mapped.values()}) > 1 for mapped in maps)
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether weights of the model are brought to their device for each forward, and get no gradients therefore."""
+    hooks = [module.__dict__.get("_hf_hook") for module in model.modules()]
+    return any(getattr(hook, "no_grad", False) or getattr(hook, "offload", False) for hook in hooks)
+
+
+def refuse_divided(model: nn.Module, strategy: str) -> None:
+    """Raise SettingError for a model of which this rank's device does not hold all: no strategy for several ranks trains that."""
+    if has_several_places(model) or is_offloaded(model):
+        raise SettingError(
+            f"strategy {strategy!r} trains a model that each rank's device holds, and this {type(model).__name__} is offloaded, or "
+            "divided among several devices",
+            hint="load it without a device_map, or prepare_model(model, evaluation_mode=True) for inference on every rank",
+        )
+
+
 def unwrap(model: nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
     """The model that was given to prepare: exactly that object.
 
@@ -70,6 +94,12 @@ def unwrap(model: nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compi
         precision.detach(getattr(inner, "_orig_mod", inner))
         precision.detach(inner)
     return inner
+
+
+def is_peft_model(model: Any) -> bool:
+    """Whether a model (wrapped or not) is one of the peft library, which is not imported for the answer."""
+    kind = getattr(sys.modules.get("peft"), "PeftModel", None)
+    return kind is not None and isinstance(unwrap(model), kind)
 
 
 def extract_model_from_parallel(

@@ -1,11 +1,13 @@
 """Collective operations as functions, on the process's own state; the same as the methods of `Accelerator`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from accelkit.runtime.errors import DistributedOperationException, UnsupportedError
+from accelkit.runtime.enumerations import RNGType
+from accelkit.runtime.errors import DistributedOperationException, SettingError, UnsupportedError
 from accelkit.runtime.state import PartialState
 
 
@@ -91,6 +93,21 @@ def synchronize_rng_states(rng_types: Sequence[Any], generator: torch.Generator 
     """The same for several generators."""
     for rng_type in rng_types:
         synchronize_rng_state(rng_type, generator=generator)
+
+
+def synchronizer(rng_types: Sequence[Any]) -> Callable[[], None] | None:
+    """What gives every rank the states of rank 0's generators of these types; None where there is nothing to do.
+
+    That of loaders ("generator") is not among them: they agree when they are prepared. Raises SettingError for an unknown type.
+    """
+    names = [str(getattr(rng_type, "value", rng_type)) for rng_type in rng_types]
+    unknown = [name for name in names if name not in RNGType]
+    if unknown:
+        raise SettingError(
+            f"rng_types={names}: {unknown[0]!r} is not known", hint=f"known are {', '.join(RNGType.list())}"
+        )
+    chosen = [name for name in names if name != RNGType.GENERATOR.value]
+    return partial(synchronize_rng_states, chosen) if chosen and PartialState().num_processes > 1 else None
 
 
 def _of_rank_0(state: torch.Tensor) -> torch.Tensor:

@@ -125,7 +125,7 @@ class AutocastHook:
 
 
 def _leave_frames_alone(code: types.CodeType) -> None:
-    """Keep torch.compile from compiling calls of a function by themselves; inside of a frame that it traces the function is traced.
+    """Keep torch.compile from compiling a function by itself, and what it calls; inside of a frame that it traces both are traced.
 
     A graph that only enters autocast, or only leaves it, would do so while it is compiled, and not when it runs.
     """
@@ -133,8 +133,8 @@ def _leave_frames_alone(code: types.CodeType) -> None:
     if hasattr(frames, "skip_code"):
         frames.skip_code(code)
     else:
-        action = frames._FrameAction  # noqa: SLF001
-        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action.SKIP, action.DEFAULT))  # noqa: SLF001
+        skip = frames._FrameAction.SKIP  # noqa: SLF001
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))  # noqa: SLF001
 
 
 _leave_frames_alone(AutocastHook.enter.__code__)
@@ -154,6 +154,11 @@ class Precision:
         """Scales losses so that small fp16 gradients survive; None for other types."""
         if name == "fp16":
             self.scaler = LossScaler(device_type, **handlers.get(GradScalerKwargs).to_kwargs())
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """What models compute in; None: as they are."""
+        return self._dtype
 
     @property
     def native_amp(self) -> bool:

@@ -118,8 +118,9 @@ class ProcessActions:
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """A block in which this rank has its part of `inputs`: a list, tuple, tensor, or dict of them (of equal length).
+        """A block in which this rank has its part of `inputs`.
 
+        That is a list, tuple, tensor, data set with a `select` of indices, or a dict of these, which then are of equal length.
         The first ranks have one more where it does not divide; with fewer items than ranks some parts are empty. With
         `apply_padding` such shorter parts are filled with the last item of the whole. Anything else is given whole.
         """
@@ -134,21 +135,26 @@ def split(inputs: Any, rank: int, size: int, *, apply_padding: bool = False) -> 
     if size == 1:
         return inputs
     if isinstance(inputs, Mapping):
-        lengths = {key: len(value) for key, value in inputs.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(
-                f"split_between_processes: the values of a dict must be of equal length, but have {lengths}"
-            )
-        values = [split(value, rank, size, apply_padding=apply_padding) for value in inputs.values()]
-        return structure.rebuild(inputs, values)
-    if isinstance(inputs, torch.Tensor) and inputs.dim() > 0:
-        return _split_tensor(inputs, rank, size, apply_padding)
+        return _split_mapping(inputs, rank, size, apply_padding)
+    if isinstance(inputs, torch.Tensor):
+        return _split_tensor(inputs, rank, size, apply_padding) if inputs.dim() else inputs
+    if hasattr(inputs, "select") and hasattr(inputs, "__len__"):
+        return inputs.select(split(list(range(len(inputs))), rank, size, apply_padding=apply_padding))
     if not isinstance(inputs, (list, tuple)) or hasattr(inputs, "_fields"):
         return inputs
     part = list(inputs[_piece(len(inputs), rank, size)])
     if apply_padding and inputs:
         part += [inputs[-1]] * (-(-len(inputs) // size) - len(part))
     return structure.rebuild(inputs, part)
+
+
+def _split_mapping(inputs: Mapping[Any, Any], rank: int, size: int, apply_padding: bool) -> Any:
+    lengths = {key: len(value) for key, value in inputs.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"split_between_processes: the values of a dict must be of equal length, but have {lengths}")
+    return structure.rebuild(
+        inputs, [split(value, rank, size, apply_padding=apply_padding) for value in inputs.values()]
+    )
 
 
 def _split_tensor(whole: torch.Tensor, rank: int, size: int, apply_padding: bool) -> torch.Tensor:

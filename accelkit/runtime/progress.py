@@ -15,7 +15,9 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     if args and isinstance(args[0], bool):
         raise ValueError("tqdm: the first argument is what to iterate over; write tqdm(..., main_process_only=...)")
     if not available.is_tqdm_available():
-        raise MissingPackageError("accelkit.utils.tqdm needs tqdm, which is not installed", hint="pip install tqdm")
+        raise MissingPackageError(
+            "accelkit.utils.tqdm needs tqdm, which is not installed", hint=available.how_to_install("tqdm")
+        )
     from tqdm.auto import tqdm as bar
 
     if main_process_only and _local_rank() != 0:

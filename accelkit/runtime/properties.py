@@ -1,7 +1,7 @@
 """What `Accelerator` shows of the state, of its settings and of the loop, as properties."""
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -216,18 +216,23 @@ class AcceleratorProperties(ProcessActions):
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """This rank's place in the tensor-parallel dimension. Raises RuntimeError: ranks are in one dimension."""
-        self._refuse_dimension("tensor_parallel_rank")
+        """This rank's place in the tensor-parallel dimension. Raises RuntimeError where ranks are in one dimension."""
+        return self._place("tp", "tensor_parallel_rank")
 
     @property
     def data_parallel_rank(self) -> int:
-        """This rank's place in the replicated dimension. Raises RuntimeError: ranks are in one dimension."""
-        self._refuse_dimension("data_parallel_rank")
+        """This rank's place in the replicated dimension. Raises RuntimeError where ranks are in one dimension."""
+        return self._place("dp_replicate", "data_parallel_rank")
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """This rank's place in the sharded dimension. Raises RuntimeError: ranks are in one dimension."""
-        self._refuse_dimension("data_parallel_shard_rank")
+        """This rank's place in the sharded dimension. Raises RuntimeError where ranks are in one dimension."""
+        return self._place("dp_shard", "data_parallel_shard_rank")
 
-    def _refuse_dimension(self, name: str) -> NoReturn:
-        raise RuntimeError(f"{name}: this run has no parallelism_config; its ranks are in one dimension, process_index")
+    def _place(self, axis: str, name: str) -> int:
+        if self.parallelism_config is None:
+            raise RuntimeError(
+                f"{name}: this run has no parallelism_config; its ranks are in one dimension, process_index"
+            )
+        place: int = self.parallelism_config.coordinate(self.process_index, axis)
+        return place

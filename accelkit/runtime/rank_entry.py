@@ -3,10 +3,12 @@
 Takes its own folder off sys.path, whose modules must not shadow anybody's, then runs the program. See rank_main.
 """
 
+import os
 import sys
 
 if __name__ == "__main__":
-    sys.path.pop(0)
+    if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # not there under PYTHONSAFEPATH
+        del sys.path[0]
 
     from accelkit.runtime.rank_main import main
 

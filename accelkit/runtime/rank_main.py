@@ -13,6 +13,8 @@ from types import TracebackType
 
 from accelkit.contract import names
 
+EXIT_GRACE = 10.0
+"""Seconds between an exception that ends the script and the end of the process."""
 _OWN = os.path.dirname(os.path.realpath(__file__))
 
 
@@ -27,26 +29,30 @@ def main(kind: str, target: str, *arguments: str) -> None:
     sys.argv = [target, *arguments]
     try:
         _run_module(target) if kind == "module" else _run_script(target)
-    except SystemExit:
+    except SystemExit as ended:
+        if os.getpid() == pid and not isinstance(ended.code, int | None):
+            _leave(ended, error_file, f"{ended.code}\n", _users_part(ended.__traceback__))  # Python prints it
         raise
     except BaseException as error:
         if os.getpid() != pid:
             raise
         _report(error, error_file)
         sys.stdout.flush()
+        # Threads and exit handlers get their time; a rank that hangs in them shows where, and ends.
+        faulthandler.dump_traceback_later(EXIT_GRACE, exit=True)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def _run_module(name: str) -> None:
     import runpy
 
-    sys.path.insert(0, os.getcwd())
+    _find_first(os.getcwd())
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def _run_script(target: str) -> None:
     path = os.path.abspath(target)
-    sys.path.insert(0, os.path.dirname(path))
+    _find_first(os.path.dirname(path))
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
     main_module = sys.modules["__main__"]
@@ -56,22 +62,36 @@ def _run_script(target: str) -> None:
     exec(code, main_module.__dict__)  # noqa: S102  (that is what we are for)
 
 
+def _find_first(folder: str) -> None:
+    """Modules of the program's own folder come first, unless the user has Python leave it out (-P, PYTHONSAFEPATH)."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)
+
+
 def _report(error: BaseException, path: str) -> None:
     """Print the traceback as Python does, without our own frames, and leave it in the exchange folder."""
     import traceback  # here and below: only a rank that fails waits for these
-
-    from accelkit.contract import codec
-    from accelkit.contract.results import RankError
 
     shown = _users_part(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, shown))
     sys.stderr.write(text)
     sys.stderr.flush()
-    file, line = _place(shown, error)
+    _leave(error, path, text, shown)
+
+
+def _leave(error: BaseException, path: str, text: str, trace: TracebackType | None) -> None:
+    """Write down what ended the script, for the failure report."""
+    from accelkit.contract import codec
+    from accelkit.contract.results import RankError
+
+    file, line = _place(trace, error)
     found = RankError(
         type=_name(type(error)), message=str(error), traceback=text, file=file, line=line, time=time.time()
     )
-    codec.write(path, found)
+    try:
+        codec.write(path, found, mode=names.EXCHANGED)
+    except OSError as problem:  # a full disk: the traceback above tells it all
+        sys.stderr.write(f"kit: cannot write {path}: {problem.strerror}\n")
 
 
 def _name(kind: type) -> str:

@@ -1,7 +1,7 @@
 """Settings that a script hands to `Accelerator`: enumerations, handlers of keyword arguments, plug-ins."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import Enum
@@ -33,6 +33,10 @@ class DistributedType(str, Enum):
 @dataclass
 class KwargsHandler:
     """Keyword arguments for one thing that the library makes on the script's behalf."""
+
+    def strategy(self) -> str | None:
+        """Name of the strategy that this is for; None: for any."""
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and their values, as copies."""
@@ -259,8 +263,11 @@ H = TypeVar("H", bound=KwargsHandler)
 class Handlers:
     """The handlers that a script gave, by class; one that was not given is made of defaults."""
 
-    def __init__(self, given: list[KwargsHandler] | None = None) -> None:
-        self._by_class: dict[type[KwargsHandler], KwargsHandler] = {}
+    def __init__(self, given: list[KwargsHandler] | None = None, plugins: Iterable[KwargsHandler | None] = ()) -> None:
+        """Args: `plugins`, those that have an argument of their own; None among them are left out."""
+        self._by_class: dict[type[KwargsHandler], KwargsHandler] = {
+            type(one): one for one in plugins if one is not None
+        }
         for handler in given or []:
             if not isinstance(handler, HANDLERS):
                 known = ", ".join(kind.__name__ for kind in HANDLERS)
@@ -268,6 +275,13 @@ class Handlers:
             if type(handler) in self._by_class:
                 raise SettingError(f"kwargs_handlers: {type(handler).__name__} is given twice")
             self._by_class[type(handler)] = handler
+
+    def strategy(self) -> str | None:
+        """The strategy that a handler is for; None where none says."""
+        found = {name: type(one).__name__ for one in self._by_class.values() if (name := one.strategy()) is not None}
+        if len(found) > 1:
+            raise SettingError(f"{' and '.join(found.values())} are for different strategies: {', '.join(found)}")
+        return next(iter(found), None)
 
     def given(self, kind: type[H]) -> H | None:
         """The handler of a class that the script gave; None where it gave none."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from accelkit.runtime import devices, env
+from accelkit.runtime import devices, env, machine
 from accelkit.runtime.collectives.local import LocalCollectives
 from accelkit.runtime.collectives.nested import NestedCollectives
 from accelkit.runtime.collectives.torch_dist import TorchCollectives
@@ -59,16 +59,18 @@ class PartialState(ProcessActions):
             raise
 
     def _start(self, cpu: bool, **init_kwargs: Any) -> None:
+        self.world = _adopted_world() or env.read_world()
         self.defaults = env.read_defaults()
         """What the launch says of settings."""
+        if self.world.rank == 0:
+            machine.check_os_kernel()
         self.kind = devices.choose(cpu=cpu)
         self._init_kwargs = init_kwargs
         self._owns_group = False
         self.debug = False
         """For scripts that set it. The ranks' shapes are compared before every operation in any case."""
-        self.fork_launched = False
-        """Whether this process was forked from one that held a device; no launch here does that."""
-        self.world = _adopted_world() or env.read_world()
+        self.fork_launched = env.is_fork_launched()
+        """Whether this process was forked from the one that launched it, as `notebook_launcher` does."""
         self._device = devices.place(self.kind, self.world.local_rank)
         self.operations = NestedCollectives(LocalCollectives(), torch.device("cpu"))
         """Collective operations on nested structures."""

@@ -11,7 +11,7 @@ from accelkit.runtime.accumulate import Accumulation, MicroBatch
 from accelkit.runtime.data.loader import skip_first_batches
 from accelkit.runtime.gradients import GradientState
 from accelkit.runtime.memory import release_memory
-from accelkit.runtime.models import Prepared, engine
+from accelkit.runtime.models import Prepared, engine, has_several_places
 from accelkit.runtime.precision import Precision
 from accelkit.runtime.processes import ProcessActions
 from accelkit.runtime.settings import AutocastKwargs
@@ -101,8 +101,7 @@ class TrainingMethods(ProcessActions):
         return self._strategy.clip_grad_norm(chosen, max_norm, norm_type)
 
     def _norm_so_far(self, parameters: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(gradients, norm_type)
+        norm = self._strategy.grad_norm(parameters, norm_type)
         scaler = self._precision.scaler
         return norm if scaler is None else norm / scaler.get_scale()
 
@@ -113,6 +112,10 @@ class TrainingMethods(ProcessActions):
         self.unscale_gradients()
         chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         self._strategy.clip_grad_value(chosen, clip_value)
+
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Whether the model, or a model in it, was dispatched to several devices, of which the CPU and the disk are two."""
+        return has_several_places(model)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
         """A block that computes in the precision in force; `autocast_handler` overrides the constructor's."""

@@ -6,7 +6,7 @@ testcontainers' own reaper is off: it needs an image of its own, and what it wou
 
 from typing import Any
 
-from docker.types import IPAMConfig, IPAMPool, Mount, Ulimit
+from docker.types import IPAMConfig, IPAMPool, LogConfig, Mount, Ulimit
 from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 
@@ -18,11 +18,11 @@ from accelkit.host.launch.plan import ContainerPlan, LaunchPlan, NodePlan
 
 
 class TestcontainersBackend(DockerBackend):
-    """The docker backend, its containers started by testcontainers."""
+    """The docker backend, its containers made and started by testcontainers."""
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
-    def _compose_up(self) -> None:
+    def _place(self) -> None:
         testcontainers_config.ryuk_disabled = True
         client = engine.connect()
         plan = self._plan
@@ -58,6 +58,7 @@ def _arguments(client: Any, plan: LaunchPlan, container: ContainerPlan, node: No
         "init": True,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
+        "log_config": LogConfig(type=LogConfig.types.JSON, config={"max-size": "64m", "max-file": "2"}),
         "network": "bridge",
     }
     if plan.network is not None:

@@ -46,8 +46,8 @@ class Reporter:
 
 
 def main() -> None:
-    """Run the one test that the arguments name: NODEID ROOTDIR."""
-    nodeid, root = sys.argv[1:3]
+    """Run the one test that the arguments name: NODEID ROOTDIR IMPORT-MODE."""
+    nodeid, root, mode = sys.argv[1:4]
     if importlib.util.find_spec("pytest") is None:
         sys.path.append(os.environ["KIT_PYTEST"])
     import pytest
@@ -63,7 +63,7 @@ def main() -> None:
     sys.exit(
         int(
             pytest.main(
-                [f"{root}/{nodeid}", "--rootdir", root, "--import-mode=importlib", "-q", *options], plugins=plugins
+                [f"{root}/{nodeid}", "--rootdir", root, f"--import-mode={mode}", "-q", *options], plugins=plugins
             )
         )
     )

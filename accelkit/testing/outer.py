@@ -1,26 +1,31 @@
 """The half of the plug-in that launches: one test becomes a run, the ranks' reports become the test's."""
 
+import contextlib
 import json
+import os
 import shutil
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final
 
 import pytest
 
 from accelkit.contract import names
 from accelkit.contract.spec import Program
 from accelkit.host import paths
+from accelkit.host.config import loading
 from accelkit.host.config.model import RunConfig
-from accelkit.host.errors import KitError
-from accelkit.host.launch import api
+from accelkit.host.errors import KitError, UsageError
+from accelkit.host.launch import api, stopping
 from accelkit.host.launch.plan import LaunchPlan, Mount
 from accelkit.host.launch.request import Request, prepare
 from accelkit.host.launch.screen import Quiet
 from accelkit.host.launch.signals import Guard
+from accelkit.host.runs import status
 from accelkit.host.runs.record import ConfigValue, Record
+from accelkit.host.runs.store import Store
 from accelkit.testing.inner import REPORTS
 
 STAGED: Final = ("testing/__init__.py", "testing/inner.py", "testing/plugin.py")
@@ -46,26 +51,64 @@ class RankReports:
         return min(times) if times else None
 
 
-def run(item: pytest.Item, asked: dict[str, Any], where: str) -> list[pytest.TestReport]:
-    """Run `item` on the ranks that its marker asks for and return the reports to show for it."""
+_EARLIER: Final = pytest.StashKey[dict[str, list[Path]]]()
+"""Of a session: test -> the runs that earlier sessions kept of it."""
+
+
+def run(item: pytest.Item, marker: pytest.Mark, where: str) -> list[pytest.TestReport]:
+    """Run `item` on the ranks that its marker asks for and return the reports to show for it.
+
+    The run of a test that failed is kept in `.accelkit/runs` of the rootdir, until the test is run again.
+    """
     started = time.time()
-    unknown = set(asked) - _ALLOWED
-    if unknown:
-        return [
-            _failed(item, f"ranks({min(unknown)}=...): unknown; allowed are {', '.join(sorted(_ALLOWED))}", started)
-        ]
-    with tempfile.TemporaryDirectory(prefix="accelkit-test-") as folder:
-        try:
-            record = _launch(item, asked, where, Path(folder))
-        except KitError as error:
-            return [_failed(item, f"{error.message}\n{error.hint or ''}".strip(), started)]
-        if record.outcome is not None and record.outcome.state == "interrupted":
-            raise KeyboardInterrupt
-        return _merge(item, record, started)
+    try:
+        request = _request(item, _config(marker, where))
+        _forget_earlier(item, Store(request.workdir))
+        record = _launch(request)
+    except KitError as error:
+        return [_failed(item, f"{error.message}\n{error.hint or ''}".strip(), started)]
+    reports = _merge(item, record, started)
+    failed = [report for report in reports if report.failed]
+    for report in failed:
+        report.sections.append(("kept", f"record and logs of the run: {record.plan.run_dir}"))
+    if not failed:
+        shutil.rmtree(record.plan.run_dir, ignore_errors=True)
+    if record.outcome is not None and record.outcome.state == "interrupted":
+        raise KeyboardInterrupt
+    return reports
 
 
-def _launch(item: pytest.Item, asked: dict[str, Any], where: str, folder: Path) -> Record:
-    request = _request(item, asked, where, folder)
+def _config(marker: pytest.Mark, where: str) -> RunConfig:
+    """What the marker asks for. Raises UsageError for arguments that it does not have, and ConfigError for values that cannot be."""
+    if marker.args:
+        words = ", ".join(map(repr, marker.args))
+        raise UsageError(f"ranks({words}): its arguments have names", hint="for example ranks(procs_per_node=2)")
+    if unknown := set(marker.kwargs) - _ALLOWED:
+        raise UsageError(f"ranks({min(unknown)}=...): unknown; allowed are {', '.join(sorted(_ALLOWED))}")
+    asked = {"nodes": 1, "procs_per_node": 2, "image": "cpu", "timeout": "120s", "env": (), **marker.kwargs}
+    asked["timeout"] = str(asked["timeout"])
+    asked["env"] = [*_pairs(asked["env"]), "PYTHONDONTWRITEBYTECODE=1"]
+    settings = {"on": where, "outputs": [], **asked}
+    return loading.check_values({f"run.{name}": value for name, value in settings.items()}).run
+
+
+def _forget_earlier(item: pytest.Item, store: Store) -> None:
+    """Remove the runs that were kept of this test; at the first run of a session, also what killed sessions left running."""
+    stash = item.config.stash
+    if _EARLIER not in stash:
+        stash[_EARLIER] = {}
+        for entry in store.entries():
+            if entry.record is None or entry.record.command[:1] != ("pytest",) or status.of(entry) in status.ALIVE:
+                continue
+            stash[_EARLIER].setdefault(entry.record.command[1], []).append(entry.run_dir)
+            if entry.record.outcome is None:
+                with contextlib.suppress(KitError):  # no engine: the runs that need it say so
+                    stopping.sweep(entry.run_id, with_engine=entry.record.plan.backend == "docker")
+    for folder in stash[_EARLIER].pop(item.nodeid, []):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _launch(request: Request) -> Record:
     prepared = prepare(request)
     try:
         record = api.record_run(prepared)
@@ -84,29 +127,28 @@ def _backend(plan: LaunchPlan) -> Any:
     return TestcontainersBackend(plan)
 
 
-def _request(item: pytest.Item, asked: dict[str, Any], where: str, folder: Path) -> Request:
-    root = item.config.rootpath
-    config = RunConfig(
-        on=cast("Literal['docker', 'local']", where),
-        image=asked.get("image", "cpu"),
-        nodes=asked.get("nodes", 1),
-        procs_per_node=asked.get("procs_per_node", 2),
-        timeout=str(asked.get("timeout", "120s")),
-        env=[*_pairs(asked.get("env", ())), "PYTHONDONTWRITEBYTECODE=1"],
-        outputs=[],
-    )
-    local = where == "local"
+def _request(item: pytest.Item, config: RunConfig) -> Request:
+    root, local = item.config.rootpath, config.on == "local"
+    mode = item.config.getoption("importmode")
     return Request(
         config=config,
         values={"run.outputs": ConfigValue(value=[], origin="the plug-in")},
-        program=Program(kind="module", target="accelkit.testing.inner", args=(item.nodeid, str(root))),
+        program=Program(kind="module", target="accelkit.testing.inner", args=(item.nodeid, str(root), mode)),
         command=("pytest", item.nodeid),
-        workdir=folder,
+        workdir=root if os.access(root, os.W_OK) else _spare_folder(),
         code_dir=root,
+        records_code=False,
         extra_mounts=() if local else (Mount(source=str(_host_pytest()), target=PYTEST_FOLDER),),
         extra_env={} if local else {"KIT_PYTEST": PYTEST_FOLDER},
         staged_extra=STAGED,
     )
+
+
+def _spare_folder() -> Path:
+    """Where runs are recorded when the rootdir cannot be written."""
+    folder = paths.cache_home() / "tests"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _pairs(env: Any) -> list[str]:

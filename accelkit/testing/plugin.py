@@ -59,4 +59,4 @@ def _reports(item: pytest.Item, marker: pytest.Mark) -> "Iterator[pytest.TestRep
     from accelkit.testing import outer
 
     where = item.config.getoption("--ranks-on") or item.config.getini("ranks_on")
-    return iter(outer.run(item, dict(marker.kwargs), where))
+    return iter(outer.run(item, marker, where))

@@ -15,26 +15,35 @@ if TYPE_CHECKING:
     from accelkit.runtime.bigmodel.tensors import *  # noqa: F403
     from accelkit.runtime.bigmodel.ties import *  # noqa: F403
     from accelkit.runtime.bigmodel.whole_state import *  # noqa: F403
+    from accelkit.runtime.checkpoint.merging import *  # noqa: F403
+    from accelkit.runtime.checkpoint.names import *  # noqa: F403
     from accelkit.runtime.checkpoint.project import *  # noqa: F403
     from accelkit.runtime.checkpoint.single import *  # noqa: F403
+    from accelkit.runtime.compilation import *  # noqa: F403
     from accelkit.runtime.enumerations import *  # noqa: F403
     from accelkit.runtime.environment import *  # noqa: F403
     from accelkit.runtime.errors import *  # noqa: F403
     from accelkit.runtime.everyday import *  # noqa: F403
     from accelkit.runtime.float8 import *  # noqa: F403
+    from accelkit.runtime.launchers import *  # noqa: F403
+    from accelkit.runtime.machine import *  # noqa: F403
     from accelkit.runtime.memory import *  # noqa: F403
     from accelkit.runtime.models import *  # noqa: F403
     from accelkit.runtime.operations import *  # noqa: F403
+    from accelkit.runtime.parallelism import *  # noqa: F403
     from accelkit.runtime.ports import *  # noqa: F403
     from accelkit.runtime.precision import *  # noqa: F403
     from accelkit.runtime.progress import *  # noqa: F403
     from accelkit.runtime.rank_logging import *  # noqa: F403
     from accelkit.runtime.rng import *  # noqa: F403
     from accelkit.runtime.settings import *  # noqa: F403
+    from accelkit.runtime.strategies.fsdp_plugin import *  # noqa: F403
     from accelkit.runtime.tensors import *  # noqa: F403
     from accelkit.runtime.tracking import *  # noqa: F403
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "parallelism": ("ParallelismConfig", "TorchContextParallelConfig", "TorchTensorParallelConfig"),
+    "strategies.fsdp_plugin": ("FullyShardedDataParallelPlugin",),
     "bigmodel.bytesize": (
         "CustomDtype",
         "convert_file_size_to_int",
@@ -68,10 +77,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "calculate_maximum_sizes",
         "compute_module_sizes",
         "compute_module_total_buffer_size",
+        "fallback_allocate",
         "get_max_layer_size",
         "get_module_leaves",
+        "get_module_size_with_ties",
     ),
     "bigmodel.tensors": (
+        "check_device_same",
         "get_non_persistent_buffers",
         "named_module_tensors",
         "set_module_tensor_to_device",
@@ -90,8 +102,22 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "has_offloaded_params",
         "iterate_state_dict",
     ),
+    "checkpoint.merging": ("merge_fsdp_weights",),
     "checkpoint.project": ("ProjectConfiguration",),
+    "checkpoint.names": (
+        "MODEL_NAME",
+        "OPTIMIZER_NAME",
+        "RNG_STATE_NAME",
+        "SAFE_MODEL_NAME",
+        "SAFE_WEIGHTS_INDEX_NAME",
+        "SAFE_WEIGHTS_NAME",
+        "SCALER_NAME",
+        "SCHEDULER_NAME",
+        "WEIGHTS_INDEX_NAME",
+        "WEIGHTS_NAME",
+    ),
     "checkpoint.single": (
+        "clean_state_dict_for_safetensors",
         "load",
         "save",
     ),
@@ -131,7 +157,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "send_to_device",
         "slice_tensors",
     ),
-    "models": ("extract_model_from_parallel",),
+    "models": (
+        "extract_model_from_parallel",
+        "is_peft_model",
+    ),
     "precision": (
         "get_grad_scaler",
         "get_mixed_precision_context_manager",
@@ -146,10 +175,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "GradScalerKwargs",
         "InitProcessGroupKwargs",
         "KwargsHandler",
+        "ProfileKwargs",
+        "TorchDynamoPlugin",
     ),
     "enumerations": (
         "ComputeEnvironment",
         "DDPCommunicationHookType",
+        "DynamoBackend",
         "FP8BackendType",
         "PrecisionType",
         "RNGType",
@@ -229,6 +261,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "environment": (
         "clear_environment",
+        "convert_dict_to_env_variables",
         "get_int_from_env",
         "parse_choice_from_env",
         "parse_flag_from_env",
@@ -245,6 +278,27 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "model_has_dtensor",
         "recursive_getattr",
         "str_to_bool",
+    ),
+    "compilation": (
+        "compile_regions",
+        "has_compiled_regions",
+        "has_repeated_blocks",
+        "is_compiled_module",
+        "is_repeated_blocks",
+    ),
+    "launchers": ("PrepareForLaunch",),
+    "machine": (
+        "CPUInformation",
+        "are_libraries_initialized",
+        "check_cuda_p2p_ib_support",
+        "check_os_kernel",
+        "get_cpu_distributed_information",
+        "get_current_device_type",
+        "get_driver_version",
+        "get_gpu_info",
+        "override_numa_affinity",
+        "set_numa_affinity",
+        "write_basic_config",
     ),
     "memory": (
         "clear_device_cache",

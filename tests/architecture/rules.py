@@ -30,7 +30,7 @@ ALLOWED_UTILS = {
 MAY_IMPORT: dict[str, set[str]] = {
     "accelkit.contract": set(),
     "accelkit.runtime": {"torch", "safetensors", "accelkit.contract"},
-    "accelkit.host": {"typer", "rich", "yaml", "docker", "pydantic", "accelkit.contract"},
+    "accelkit.host": {"typer", "rich", "yaml", "docker", "pydantic", "tomli", "accelkit.contract"},
     "accelkit.compat": {"torch", "accelkit.runtime", "accelkit.contract"},
     "accelkit.testing": {"pytest", "testcontainers", "docker", "accelkit.host", "accelkit.contract"},
     "accelkit.utils": {"accelkit.runtime"},
@@ -44,6 +44,11 @@ OWN_PARTS: dict[str, str] = {
 }
 """Modules that count as a first-level part of their package when cycles between parts are looked for."""
 
+ONLY_FOR_TYPES: dict[str, dict[str, str]] = {
+    "typing_extensions": {"accelkit/contract/data.py": "what Python 3.10 has not got in typing"},
+}
+"""Library -> files that import it under TYPE_CHECKING alone, and why."""
+
 OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "numpy": {
         "accelkit/runtime/rng.py": "numpy's generator is seeded, saved and restored with the others",
@@ -55,6 +60,9 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "mlflow": {"accelkit/runtime/tracking/mlflow.py": "the tracker that is about it"},
     "swanlab": {"accelkit/runtime/tracking/swanlab.py": "the tracker that is about it"},
     "tensorboardX": {"accelkit/runtime/tracking/tensorboard.py": "the tracker that is about it"},
+    "transformers": {
+        "accelkit/runtime/bigmodel/describe.py": "builds the model that a config describes, without memory"
+    },
     "tqdm": {"accelkit/runtime/progress.py": "the progress bar"},
     "trackio": {"accelkit/runtime/tracking/trackio.py": "the tracker that is about it"},
     "wandb": {"accelkit/runtime/tracking/wandb.py": "the tracker that is about it"},
@@ -72,6 +80,7 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
 
 NEEDS_NO_TORCH: dict[str, str] = {
     "accelkit.runtime.boot": "starts the ranks: torch's second and a half is each rank's own, not the launcher's too",
+    "accelkit.runtime.describe": "says what the environment says where torch is missing or broken",
 }
 """Runtime modules (and what lies below them) that import with torch absent."""
 
@@ -83,7 +92,7 @@ HEAVY_FOR_HELP = {"torch", "numpy", "docker", "pydantic", "rich"}
 READS_ENVIRONMENT: dict[str, str] = {
     "accelkit/host/render.py": "NO_COLOR and the terminal",
     "accelkit/host/engine/client.py": "DOCKER_HOST and the docker command's own settings",
-    "accelkit/host/image/build.py": "whether proxies are set, to hand them to the build",
+    "accelkit/host/image/inputs.py": "whether proxies are set, to hand them to the build",
     "accelkit/host/launch/environment.py": "decides what of the caller's environment a rank inherits",
     "accelkit/host/launch/secrets.py": "XDG_RUNTIME_DIR, where secrets may lie",
     "accelkit/host/paths.py": "XDG folders",
@@ -97,12 +106,15 @@ READS_ENVIRONMENT: dict[str, str] = {
 }
 
 STARTS_PROCESSES: dict[str, str] = {
+    "accelkit/runtime/launchers.py": "forks ranks from a notebook",
     "accelkit/host/process.py": "every child of `kit` is started, signalled and reaped here",
     "accelkit/runtime/boot_ranks.py": "starts the ranks of a node",
 }
 
 CATCHES_EVERYTHING: dict[str, str] = {
+    "accelkit/runtime/launchers.py": "an outer edge: whatever the function raises is told to the launcher",
     "accelkit/runtime/tracking/active.py": "an edge: whatever a tracker's library raises is named, after the other trackers had their turn",
+    "accelkit/host/cli/main.py": "an outer edge: whatever fails in kit is one message and 125, never the script's own 1",
     "accelkit/host/launch/supervise.py": "an outer edge: what fails in a thread must reach the loop",
     "accelkit/runtime/data/dispatch.py": "an outer edge: what the data set raises on rank 0 must reach the ranks that wait for it",
     "accelkit/runtime/rank_main.py": "an outer edge: whatever the script raises becomes the rank's result",

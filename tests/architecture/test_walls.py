@@ -43,7 +43,8 @@ def is_allowed(source: rules.Source, name: str) -> bool:
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or name in {"accelkit", "accelkit.__version__"}:
         return True
-    if top in rules.OPTIONAL_LIBRARIES and source.is_listed(rules.OPTIONAL_LIBRARIES[top]):
+    listed = {**rules.OPTIONAL_LIBRARIES, **rules.ONLY_FOR_TYPES}
+    if top in listed and source.is_listed(listed[top]):
         return True
     within_itself = owner != "accelkit" and rules.is_within(name, owner)
     return within_itself or any(rules.is_within(name, allowed) for allowed in rules.MAY_IMPORT[owner])

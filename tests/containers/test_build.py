@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kit import KIT, ROOT, command, kit, until
+from tests.support.kit import ROOT, command, kit, until
 
 BUILD = [str(ROOT / "ci" / "build-cpu")]
 """`kit build cpu` with what this machine needs (base, CA, wheels); further options are passed on."""
@@ -39,19 +39,15 @@ def test_a_second_build_does_nothing(tmp_path: Path) -> None:
     assert float(found[1]) < 2.0
 
 
-def test_a_failed_build_shows_the_step_its_last_lines_and_the_log(tmp_path: Path, tag: str) -> None:
-    """A package that does not exist: pip's own words, the step that ran it, a log that is there; no image, no half of one."""
+def test_packages_that_do_not_resolve_are_named_before_anything_is_built(tmp_path: Path, tag: str) -> None:
+    """A package that does not exist: uv's own words; no image, no half of one."""
     (tmp_path / "bad.txt").write_text("no-such-package-of-anybody==1.2.3\n")
     done = command([*BUILD, "--requirements", str(tmp_path / "bad.txt"), "--tag", tag], cwd=tmp_path)
-    log = re.search(r"the whole log: (\S+)", done.err)
 
     assert done.code == 125
-    assert "step: [build " in done.err
-    assert "install.sh requirements" in done.err
+    assert "image cpu: its packages do not resolve" in done.err
     assert "no-such-package-of-anybody" in done.err
     assert "Traceback" not in done.err
-    assert log
-    assert "no-such-package-of-anybody" in Path(log[1]).read_text()
     assert subprocess.run(["docker", "image", "inspect", tag], capture_output=True, check=False).returncode
 
 
@@ -82,7 +78,7 @@ def test_nothing_of_the_build_stays_in_the_image() -> None:
     there = inside(
         "sh",
         "-c",
-        "ls -d /run/secrets/ca /wheels /extra /build /root/.cache/pip /tmp/constraints.txt 2>/dev/null || true",
+        "ls -d /run/secrets/ca /wheels /wheelhouse/* /debs/* /shared/* /root/.cache/pip /tmp/* 2>/dev/null || true",
     )
     assert there == ""
     assert inside("sh", "-c", "ls -d /opt/venv/lib/python3*/site-packages/torch/__pycache__/__init__*.pyc") != ""
@@ -109,16 +105,13 @@ def test_the_plan_of_a_build_is_printed_without_one(tmp_path: Path, tag: str) ->
 
 def test_an_interrupted_build_ends_at_once_and_leaves_the_image(tmp_path: Path, tag: str) -> None:
     """Ctrl-C while packages are installed: exit code 130, no image, no process of the build."""
-    base = subprocess.check_output([str(ROOT / "ci" / "base-image")], text=True).strip()
-    options = ["--base", base, "--network", "host", "--tag", tag, "--no-cache"]
     process = subprocess.Popen(
-        [*KIT, "build", "cpu", *options], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [*BUILD, "--tag", tag, "--no-cache"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stderr is not None
         seen = iter(process.stderr.readline, "")
-        assert any("[build 2/" in line for line in seen), "the build began"
+        assert any("fetch torch" in line for line in seen), "the build began"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
     finally:

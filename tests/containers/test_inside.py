@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.kit import kit
+from tests.support.kit import dialogue, kit
 
 LOOK = """
 import ipaddress, json, os, pwd, resource, socket, torch.distributed as dist
@@ -91,9 +91,14 @@ def test_nothing_of_the_host_is_passed_and_nothing_can_be_gained(found: list[dic
 
 
 def test_a_program_on_a_terminal_is_for_one_node(tmp_path: Path) -> None:
-    """--interactive gives rank 0 our own input; several nodes are refused, since there is one terminal."""
-    (tmp_path / "s.py").write_text("print('got', input())")
+    """--interactive gives rank 0 our own terminal; several nodes are refused, since there is one terminal."""
+    (tmp_path / "s.py").write_text(
+        "while True:\n    try:\n        print('got', input('name? '))\n        break\n    except KeyboardInterrupt: print('caught')\n"
+    )
+    says = [("name? ", "\x03"), ("caught", "bob\n")]
+    code, shown = dialogue("run", "--image", "cpu", "--interactive", "s.py", cwd=tmp_path, says=says)
     refused = kit("run", "--image", "cpu", "--nodes", "2", "--interactive", "s.py", cwd=tmp_path)
 
+    assert (code, "got bob" in shown) == (0, True), shown
     assert refused.code == 2
     assert "--interactive" in refused.err

@@ -68,3 +68,19 @@ def test_a_kill_while_writing_leaves_a_whole_file(tmp_path: Path) -> None:
         writer.stdout.close()
 
         assert path.read_text() in ("x" * 1000000, "y" * 1000000)
+
+
+def test_permissions_are_the_callers_umask_or_those_of_the_file_that_was_there(tmp_path: Path) -> None:
+    """What is private stays private; only who says so gives another mode."""
+    before = os.umask(0o077)
+    try:
+        codec.write_text(tmp_path / "new", "x")
+        codec.write_text(tmp_path / "shared", "x", mode=0o644)
+    finally:
+        os.umask(before)
+    (tmp_path / "old").write_text("x")
+    (tmp_path / "old").chmod(0o640)
+    codec.write_text(tmp_path / "old", "y")
+
+    modes = {p.name: p.stat().st_mode & 0o777 for p in tmp_path.iterdir()}
+    assert modes == {"new": 0o600, "shared": 0o644, "old": 0o640}

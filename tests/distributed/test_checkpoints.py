@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.distributed import checkpoint_checks
+from tests.support.kit import until
 from tests.support.ranks import ROOT, Outcome, free_port, rank_environment, run_ranks
 
 CHECKS = [name for name in vars(checkpoint_checks) if name.startswith("check_")]
@@ -119,12 +119,16 @@ class Launch:
     ranks: list["subprocess.Popen[bytes]"]
 
     def kill(self, rank: int) -> None:
-        """End one at once, and the others a moment later, as a launcher does."""
+        """End one at once, and the others when it has ended, as a launcher does."""
         self.ranks[rank].send_signal(signal.SIGKILL)
-        time.sleep(0.05)
+        self.ranks[rank].wait()
         for process in self.ranks:
             process.send_signal(signal.SIGKILL)
             process.wait()
+
+    def wait_for_lines(self, log: Path, number: int) -> None:
+        """Return when the log has so many lines, or a rank has ended."""
+        until(lambda: self.ended or (log.exists() and len(log.read_text().splitlines()) >= number), "steps are made")
 
     @property
     def ended(self) -> bool:
@@ -159,10 +163,9 @@ def test_killed_at_any_moment(tmp_path: Path, unstopped: dict[int, Step]) -> Non
     for _ in range(KILLS):
         before = len(read(log))
         running = launch(2, *arguments, "--steps", "100000")
-        while len(log.read_text().splitlines() if log.exists() else []) <= before and not running.ended:
-            time.sleep(0.01)
-        assert not running.ended
-        time.sleep(chance.uniform(0.0, 0.5))
+        running.wait_for_lines(log, before + 1)
+        with pytest.raises(subprocess.TimeoutExpired):  # it goes on until the moment at which it is killed
+            running.ranks[0].wait(chance.uniform(0.0, 0.5))
         running.kill(chance.randrange(2))
     reached = max(read(log))
     train(2, tmp_path, log, reached + 3)

@@ -3,11 +3,12 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.kit import ROOT, Ended, command, kit, runs, start, until
+from tests.support.kit import ROOT, Ended, command, dialogue, kit, runs, start, until
 
 DIGITS = ROOT / "examples" / "digits.py"
 FIXED = {"KIT_DETERMINISTIC": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -117,6 +118,58 @@ def test_a_run_whose_kit_was_killed_is_shown_and_can_be_stopped(sleeper: Path) -
     assert kit("runs", "stop", "last", cwd=sleeper.parent).code == 0
     assert not processes_of(run["run_id"])
     assert runs(sleeper.parent)[0]["state"] == "stopped"
+
+
+def test_a_terminal_belongs_to_rank_0(tmp_path: Path) -> None:
+    """--interactive: it is asked there, and Ctrl-C is its own affair (a debugger's), not the end of the run."""
+    (tmp_path / "asks.py").write_text(
+        "try: input('name? ')\nexcept KeyboardInterrupt: print('got', input('again? '))\n"
+    )
+    says = [("name? ", "\x03"), ("again? ", "bob\n")]
+    code, shown = dialogue("run", "--on", "local", "--interactive", "asks.py", cwd=tmp_path, says=says)
+
+    assert (code, "got bob" in shown) == (0, True), shown
+
+
+def test_a_progress_bar_moves_on_a_terminal_and_is_one_line_elsewhere(tmp_path: Path) -> None:
+    """States are shown as they come, each written over by the next; in a pipe only the last one is a line. The line after it is whole."""
+    (tmp_path / "bar.py").write_text(
+        "import sys, time\nfor i in range(4):\n    print(f'\\r{i} of 3', end='', flush=True)\n    time.sleep(0.2)\n"
+        "print()\nprint('done')\n"
+    )
+    _, shown = dialogue("run", "--on", "local", "bar.py", cwd=tmp_path, says=[])
+    piped = kit("run", "--on", "local", "bar.py", cwd=tmp_path)
+
+    assert any(f"[node0 rank0] {i} of 3\r\x1b[K" in shown for i in range(3)), shown
+    assert "\x1b[K[node0 rank0] done\r\n" in shown or "\x1b[K[node0 rank0] 3 of 3\r\n[node0 rank0] done\r\n" in shown
+    assert piped.out.splitlines() == ["[node0 rank0] 3 of 3", "[node0 rank0] done"]
+
+
+def test_a_terminal_that_is_gone_ends_what_ran_on_it(sleeper: Path) -> None:
+    """SIGHUP to a run on a terminal ends its rank too; the code is 129."""
+    process = start("run", "--on", "local", "--interactive", sleeper.name, cwd=sleeper.parent)
+    until((sleeper.parent / "up0").exists, "the rank is up")
+    process.send_signal(signal.SIGHUP)
+
+    assert process.wait(timeout=20) == 129
+    assert not processes_of(runs(sleeper.parent)[0]["run_id"])
+
+
+def test_a_reader_that_takes_nothing_does_not_keep_kit_from_ending(tmp_path: Path) -> None:
+    """Nobody reads its standard output (a pager, a terminal at rest): the ranks wait, and Ctrl-C still ends the run with 130."""
+    (tmp_path / "chatty.py").write_text(
+        "import pathlib\nfor i in range(10**9):\n    print('x' * 100)\n    if i % 1000 == 0: pathlib.Path('said').write_text(str(i))\n"
+    )
+    process = start("run", "--on", "local", "chatty.py", cwd=tmp_path)
+    said = -1
+    while not (tmp_path / "said").exists() or said != int((tmp_path / "said").read_text() or said + 1):
+        said = int((tmp_path / "said").read_text()) if (tmp_path / "said").exists() else -1
+        time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(timeout=20) == 130
+    [run] = runs(tmp_path)
+    assert not processes_of(run["run_id"])
 
 
 def test_a_time_limit_prints_stacks_and_exits_with_124(sleeper: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from accelkit.contract import codec, names
 from accelkit.contract.results import NodeReport, RankResult
 from accelkit.contract.spec import LaunchSpec, Program, RuntimeSettings
+from tests.support.kit import until
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOT = [sys.executable, "-c", "from accelkit.runtime.boot import main; main()"]
@@ -76,7 +77,7 @@ def test_every_rank_gets_its_place_its_arguments_and_prefixed_lines(tmp_path: Pa
     [
         ("raise ValueError('boom')", 1, "error"),
         ("sys.exit(7)", 7, "exit"),
-        ("sys.exit('words')", 1, "exit"),
+        ("sys.exit('words')", 1, "error"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "signal"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "signal"),
         ("os._exit(3)", 3, "exit"),
@@ -106,6 +107,21 @@ def test_an_exception_is_told_with_its_place(tmp_path: Path) -> None:
     assert (error.type, error.file, error.line) == ("json.decoder.JSONDecodeError", str(tmp_path / "script.py"), 4)
     assert "rank_main" not in error.traceback
     assert "[node0 rank0] Traceback (most recent call last):" in err
+
+
+def test_a_rank_that_hangs_after_its_exception_shows_where_and_ends(tmp_path: Path) -> None:
+    """A thread that never ends does not keep a failed rank; its error is the one that is told."""
+    script = """
+    import sys, threading, time
+    next(m for n, m in sys.modules.items() if n.endswith("rank_main")).EXIT_GRACE = 0.5
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    raise ValueError("boom")
+    """
+    world = World(tmp_path, textwrap.dedent(script), ranks=1)
+    code, _, err = world.run()
+
+    assert code == 1
+    assert (world.result(0).cause, "_shutdown" in err) == ("error", True)
 
 
 def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
@@ -238,20 +254,17 @@ def test_the_users_variables_win_but_for_ranks(tmp_path: Path) -> None:
 
 
 MEET = """
-import os, socket, time
+import os, socket
 rank = int(os.environ["RANK"])
 address = ("127.0.0.1", int(os.environ["SHOWN_PORT"]))
 if rank == 0:
     with socket.create_server(address) as server:
         server.settimeout(30)
+        open("listens", "w").close()
         print("met", server.accept()[0].recv(1).decode())
 else:
-    for _ in range(300):
-        try:
-            socket.create_connection(address).sendall(b"1")
-            break
-        except OSError:
-            time.sleep(0.1)
+    open("listens").close()
+    socket.create_connection(address).sendall(b"1")
 """
 
 
@@ -262,8 +275,9 @@ def test_nodes_may_start_in_any_order(tmp_path: Path, order: tuple[int, int]) ->
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     world = World(tmp_path, MEET, ranks=1, nodes=2, env={"SHOWN_PORT": port})
+    os.mkfifo(tmp_path / "listens")  # opening it waits for the other side
     first = world.start(order[0])
-    time.sleep(1.0)
+    until((tmp_path / names.node_file(order[0])).exists, "the first node is up")
     second = world.start(order[1])
     shown = {node: process.communicate(timeout=60)[0] for node, process in zip(order, (first, second), strict=True)}
 
@@ -279,3 +293,49 @@ def test_a_node_that_waits_for_its_spec_goes_when_nobody_sends_one(tmp_path: Pat
     )  # fmt: skip
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_rank_that_dies_while_stacks_are_asked_for_is_seen(tmp_path: Path) -> None:
+    """A wish for stacks that meets a dead rank does not take its end away from boot."""
+    world = World(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n", ranks=1)
+    with world.start() as boot:
+        assert boot.stdout is not None
+        pid = int(boot.stdout.readline().split()[-1])
+        boot.send_signal(signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        boot.send_signal(signal.SIGUSR1)
+        boot.send_signal(signal.SIGCONT)
+        try:
+            boot.communicate(timeout=10)
+        finally:
+            boot.kill()
+
+    assert boot.returncode == 137
+    assert world.result(0).cause == "signal"
+
+
+def test_a_full_disk_costs_logs_and_results_but_not_the_run(tmp_path: Path) -> None:
+    """Nothing can be written from the start: every rank still runs to its end, whose code is boot's; kit's own frames are not shown."""
+    script = f"{LAST}print('hello', flush=True)\nsys.exit(7 if last else 0)\n"
+    World(tmp_path, script)
+    limits = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+    done = subprocess.run(
+        [sys.executable, "-c", limits + BOOT[2], str(tmp_path / names.SPEC_FILE), "--node", "0"], capture_output=True,
+        text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 7, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[node0 rank0] hello", "[node0 rank1] hello"]
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("cannot write its log") == 2
+
+
+def test_a_full_disk_does_not_hide_an_exception(tmp_path: Path) -> None:
+    """The script's own traceback is shown, and the code is that of an exception."""
+    world = World(tmp_path, "import shutil, os\nshutil.rmtree(os.environ['GONE'])\nraise ValueError('boom')\n", ranks=1,
+                  env={"GONE": str(tmp_path)})  # fmt: skip
+    code, _, err = world.run()
+
+    assert code == 1
+    assert "ValueError: boom" in err
+    assert err.count("Traceback") == 1

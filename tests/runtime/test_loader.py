@@ -167,7 +167,7 @@ def test_a_custom_batch_sampler_is_wrapped_and_not_rebuilt(state: GradientState)
     made = Buckets(boundaries=[0, 2, 4])
     loader = World(1, state).prepare(lambda _: DataLoader(Numbers(4), batch_sampler=made))[0]
 
-    assert loader.batch_sampler.inner is made
+    assert loader.batch_sampler is made
     assert loader.batch_sampler.boundaries == [0, 2, 4]
     assert len(loader) == 2
 

@@ -1,5 +1,6 @@
 """Where settings come from: the environment, the launch spec, the script; and what is refused."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -11,7 +12,7 @@ import pytest
 from accelkit.contract import codec
 from accelkit.contract.spec import LaunchSpec, Program, RuntimeSettings
 from accelkit.runtime import choices, env, settings, strategies
-from accelkit.runtime.errors import SettingError
+from accelkit.runtime.errors import SettingError, UnsupportedError
 
 RANK = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
 
@@ -119,6 +120,10 @@ def test_settings_that_cannot_be_are_refused() -> None:
         choose(RuntimeSettings(grad_accum_steps=0))
     with pytest.raises(SettingError, match="known are auto, single, ddp"):
         strategies.resolve("dp", 1)
+    for name, words in (("deepspeed", "ZeRO"), ("xla", "TPU")):
+        with pytest.raises(UnsupportedError, match=f"{name}.*not available") as caught:
+            strategies.resolve(name, 2)
+        assert words in str(caught.value) + str(caught.value.__dict__)
     with pytest.raises(SettingError, match="given twice"):
         settings.Handlers([settings.AutocastKwargs(), settings.AutocastKwargs()])
     with pytest.raises(SettingError, match="not one"):
@@ -150,10 +155,27 @@ def test_the_module_says_what_it_would_do(monkeypatch: pytest.MonkeyPatch) -> No
     done = subprocess.run([sys.executable, "-m", "accelkit"], check=True, capture_output=True, text=True, timeout=60)
 
     lines = dict(line.split(":", 1) for line in done.stdout.splitlines())
-    assert lines["rank"].strip() == "1 of 2"
-    assert lines["strategy"].strip() == "ddp"
-    assert lines["seed"].strip() == "4"
+    assert lines["rank"].split("(")[0].strip() == "1 of 2"
+    assert lines["strategy"].split() == ["ddp", "(default)"]
+    assert lines["seed"].split() == ["4", "(the", "environment", "(KIT_*))"]
+    assert lines["backend"].strip() in {"gloo", "nccl"}
     monkeypatch.setenv("KIT_PRECISION", "fp64")
     failed = subprocess.run([sys.executable, "-m", "accelkit"], capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 1
     assert "Choose one of no, bf16, fp16, fp8" in failed.stderr
+
+
+def test_the_module_says_what_it_knows_without_torch(tmp_path: Path) -> None:
+    """Where torch is missing, ranks and settings are shown all the same, and how to install it; the exit code is 0."""
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    done = subprocess.run(
+        [sys.executable, "-m", "accelkit"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert "rank:          0 of 1" in done.stdout
+    assert "pip install 'accelkit[runtime]'" in done.stdout

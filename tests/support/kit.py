@@ -1,7 +1,10 @@
 """Running `kit` and scripts as a user does: real processes, bounded in time."""
 
+import contextlib
 import json
 import os
+import pty
+import select
 import subprocess
 import sys
 import time
@@ -11,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-KIT = [sys.executable, "-c", "from accelkit.host.cli.main import main; main()"]
+KIT = [sys.executable, "-c", "from accelkit.host.cli.console import console; console()"]
 PATIENCE = 240
 
 
@@ -61,3 +64,33 @@ def until(condition: Callable[[], bool], what: str, patience: float = 60.0) -> N
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {patience:g} s: {what}")
         time.sleep(0.05)
+
+
+def dialogue(
+    *words: str, cwd: Path, says: Sequence[tuple[str, str]], env: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """`kit WORDS` with a terminal of its own; each text is typed once the one before it is shown. Its code and all it showed.
+
+    What is typed while somebody still prepares the terminal may be lost, as a person's would: it is typed again until it has an effect.
+    """
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        os.execvpe(KIT[0], [*KIT, *words], _env(env))
+    shown = b""
+    typed = ""
+    deadline = time.monotonic() + PATIENCE
+    for awaited, answer in says:
+        while awaited.encode() not in shown:
+            assert time.monotonic() < deadline, shown
+            if select.select([terminal], [], [], 3.0)[0]:
+                shown += os.read(terminal, 4096)
+            else:
+                os.write(terminal, typed.encode())
+        typed = answer
+        os.write(terminal, typed.encode())
+    with contextlib.suppress(OSError):  # the other end is closed
+        while data := os.read(terminal, 4096):
+            shown += data
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()

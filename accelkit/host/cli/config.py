@@ -1,5 +1,6 @@
 """`kit config`: the wizard, and what looks at the config it writes."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ FORCE = typer.Option(False, "--force", help="Replace a file that is there.")
 
 
 @app.callback(invoke_without_command=True)
-@options.of(RunConfig, BuildConfig)
+@options.of(RunConfig, BuildConfig, without=("build.project",))
 def config(
     context: typer.Context,
     project: bool = PROJECT,
@@ -52,10 +53,15 @@ def show(
     from accelkit.host import render
 
     values = options.load({}, config_file).values()
+    shown = {key: (render.masked(value), origin.text) for key, (value, origin) in values.items()}
     if json_:
-        render.out(json.dumps({k: {"value": v, "origin": o.text} for k, (v, o) in values.items()}, indent=2))
+        render.out(
+            json.dumps({key: {"value": value, "origin": where} for key, (value, where) in shown.items()}, indent=2)
+        )
     else:
-        render.out(render.table(("KEY", "VALUE", "FROM"), [(k, json.dumps(v), o.text) for k, (v, o) in values.items()]))
+        render.out(
+            render.table(("KEY", "VALUE", "FROM"), [(k, json.dumps(v), where) for k, (v, where) in shown.items()])
+        )
 
 
 @app.command()
@@ -63,15 +69,22 @@ def check(
     file: Path | None = typer.Argument(None, help="File to check; ./kit.yaml and your default without it."),
 ) -> None:
     """Check a config file; every problem at once."""
-    from accelkit.host import render
+    from accelkit.host import paths, render
     from accelkit.host.config import loading
     from accelkit.host.config.problems import ConfigError
 
     if file is None:
         options.load({}, None)
+        read = [str(path) for path in (paths.user_config(), Path("kit.yaml")) if path.is_file()]
     elif problems := loading.check_file(file):
         raise ConfigError(problems)
-    render.note("the config is good")
+    else:
+        read = [str(file)]
+    render.note(
+        f"{' and '.join(read)}: good"
+        if read
+        else f"there is no kit.yaml here and no {paths.user_config()}; kit config writes one"
+    )
 
 
 @app.command()
@@ -122,7 +135,7 @@ def _refuse_existing(target: Path, *, force: bool) -> None:
     from accelkit.host.errors import UsageError
 
     if target.exists() and not force:
-        raise UsageError(f"{target}: already there", hint="--force replaces it; --config-file FILE writes another")
+        raise UsageError(f"{target}: already there", hint="--force replaces it; --project writes ./kit.yaml")
 
 
 def _write(target: Path, values: dict[str, object]) -> None:
@@ -133,7 +146,7 @@ def _write(target: Path, values: dict[str, object]) -> None:
 
     loading.check_values(values)
     target.parent.mkdir(parents=True, exist_ok=True)
-    codec.write_text(target, writer.render(values))
+    codec.write_text(os.path.realpath(target), writer.render(values))  # what a link names, not the link
     render.out(f"wrote {target}")
 
 

@@ -4,7 +4,6 @@ Nothing heavy may be imported here or at the top of a command's module (typer an
 answer at once. Bodies import what they need.
 """
 
-import contextlib
 import os
 import sys
 from importlib import import_module
@@ -14,16 +13,24 @@ import typer
 from typer.core import TyperGroup
 
 from accelkit import __version__
-from accelkit.host.errors import KitError
+from accelkit.contract import names
+from accelkit.host.cli.console import console
+from accelkit.host.errors import KitError, UsageError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("config", "Write, show and check kit.yaml."),
-    "build": ("build", "Build an image (cpu, ...)."),
+    "images": ("images", "List the images, their variants, and what fits this machine."),
+    "build": ("build", "Build an image (cpu, cuda, tpu, ...)."),
+    "lock": ("lock", "Write kit.lock: every file of the images, by version and digest."),
+    "bundle": ("bundle", "Write all that an image is made of into a folder, for a machine without a network."),
     "run": ("run", "Run a script on every rank of one or more nodes."),
     "launch": ("run", "The same as run."),
     "test": ("test", "Check this topology with the self-test: collectives, data, training, failures."),
     "reproduce": ("reproduce", "Run a recorded run again, and compare."),
     "runs": ("runs", "List, show, follow, stop and clean runs."),
+    "plan": ("plan", "Tell the memory that a model takes on each rank, under every strategy."),
+    "merge-weights": ("merge", "Turn a sharded checkpoint into one safetensors model."),
+    "estimate": ("estimate", "Tell what a model needs and what fits where, without loading it."),
     "shell": ("shell", "Open a shell in the image, with a run's mounts."),
     "env": ("env", "Print what to paste into a bug report."),
 }
@@ -73,9 +80,16 @@ def root(
     version: bool = typer.Option(  # noqa: ARG001  (its callback acts)
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
-    quiet: int = typer.Option(0, "-q", "--quiet", count=True, help="Print only what the ranks print, and errors."),
+    quiet: int = typer.Option(
+        0, "-q", "--quiet", count=True, show_default=False, help="Print only what the ranks print, and errors."
+    ),
     verbose: int = typer.Option(
-        0, "-v", "--verbose", count=True, help="Print more; with -vv also tracebacks of kit itself."
+        0,
+        "-v",
+        "--verbose",
+        count=True,
+        show_default=False,
+        help="Print more; with -vv also tracebacks of kit itself.",
     ),
 ) -> None:
     """Containerized, reproducible PyTorch runs: one script, from laptop to cluster."""
@@ -89,22 +103,33 @@ def main() -> NoReturn:
     from accelkit.host import render
 
     try:
+        _check_folder()
         sys.exit(app(prog_name="kit"))
     except KitError as error:
         render.error(error)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(names.EXIT_INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  (the outer edge: kit fails with a message and its own code)
+        render.error(_unforeseen(error))
+        sys.exit(names.EXIT_KIT)
 
 
-def console() -> NoReturn:
-    """The `kit` command: :func:`main`, and an exit that does not take the interpreter apart, which takes longer than many a command."""
+def _check_folder() -> None:
     try:
-        main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else bool(ended.code)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a reader that has gone
-            stream.flush()
-    os._exit(code)
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("the current folder is not there any more", hint="cd to one that is") from error
+
+
+def _unforeseen(error: Exception) -> KitError:
+    """What nobody has foreseen is kit's failure, never the script's: a message, and 125 rather than Python's 1."""
+    from accelkit.host import render
+
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    made = KitError(words, hint=None if render.verbosity() > 1 else "kit -vv ... shows where in kit it happened")
+    made.__cause__ = error
+    return made
 
 
 if __name__ == "__main__":

@@ -24,14 +24,15 @@ CONFIG_FILE: Final = typer.Option(
 SECTION_NAMES: Final[dict[type, str]] = {model.RunConfig: "run", model.BuildConfig: "build"}
 
 
-def of(*sections: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Extend a command by an option for every field of `sections`.
+def of(*sections: type, without: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Extend a command by an option for every field of `sections`, but for the keys `without`, whose flags mean something else there.
 
     The command's own parameter `given` receives the options that were typed: dotted key -> value. It is no option itself.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         fields = {f"{SECTION_NAMES[s]}.{name}": (s, name) for s in sections for name in model.options(s)}
+        fields = {key: field for key, field in fields.items() if key not in without}
         by_parameter = {key.replace(".", "_"): key for key in fields}
 
         def wrapped(**arguments: Any) -> Any:
@@ -75,20 +76,24 @@ def _parameter(parameter: str, section: type, name: str) -> inspect.Parameter:
 
 def _flags(name: str, kind: Any, described: model.Option) -> Iterator[str]:
     for flag in model.flag_of(name, described):
-        yield f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
+        yield f"{flag}/--no-{flag.removeprefix('--')}" if _is_bool(kind) else flag
+
+
+def _is_bool(kind: Any) -> bool:
+    return bool in (kind, *typing.get_args(kind))
 
 
 def _annotation(kind: Any) -> Any:
     """What typer is told: lists repeat, booleans and whole numbers are themselves, everything else is text that loading checks."""
     if typing.get_origin(kind) is list:
         return Optional[list[str]]  # noqa: UP045  (typer reads the annotation at run time, on Python 3.10 too)
-    if kind is bool:
+    if _is_bool(kind):
         return Optional[bool]  # noqa: UP045
     return Optional[int] if int in (kind, *typing.get_args(kind)) else Optional[str]  # noqa: UP045
 
 
 def _metavar(kind: Any, described: model.Option) -> str | None:
-    if kind is bool or int in (kind, *typing.get_args(kind)):
+    if _is_bool(kind) or int in (kind, *typing.get_args(kind)):
         return None
     choices = [
         a for k in (kind, *typing.get_args(kind)) if typing.get_origin(k) is typing.Literal for a in typing.get_args(k)

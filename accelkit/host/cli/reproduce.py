@@ -67,7 +67,7 @@ def _go(record: "Record", ready: "Again", guard: Any, *, verify: bool, allowed: 
     from accelkit.host import render
     from accelkit.host.cli.run import finish
     from accelkit.host.errors import DifferenceError
-    from accelkit.host.launch import api
+    from accelkit.host.launch import again, api
     from accelkit.host.launch import request as requests
     from accelkit.host.launch.screen import Terminal
     from accelkit.host.runs import compare, replay
@@ -84,6 +84,9 @@ def _go(record: "Record", ready: "Again", guard: Any, *, verify: bool, allowed: 
         render.out(requests.dry_run(prepared))
         return 0
     now = api.run(ready.request, Terminal(), guard)
+    kept = again.keep_outputs(ready, now)
+    if kept is not None:
+        render.note(f"what it wrote beside its code is kept in {kept}")
     code = finish(now)
     if not verify or code:
         return code

@@ -13,6 +13,7 @@ from accelkit.host.config.model import RunConfig
 if TYPE_CHECKING:
     from accelkit.contract.spec import Program
     from accelkit.host.config.loading import Resolved
+    from accelkit.host.engine.inquiry import Inquiry
     from accelkit.host.launch.early import EarlyNodes
     from accelkit.host.launch.request import Request
     from accelkit.host.runs.record import Record
@@ -38,26 +39,32 @@ def run(
     try:
         with Guard() as guard:
             resolved = options.load(given or {}, config_file)
-            plain = not (detach or dry_run or interactive)
-            with _early_nodes(resolved.config.run) if plain else nullcontext() as early:
+            config, plain = resolved.config.run, not (detach or dry_run or interactive)
+            with _early_nodes(config, plain=plain) as early, _inquiry(config) as inquiry:
                 program = program_of(script, arguments or [], module=module)
-                request = request_of(resolved, program, interactive=interactive, early=early)
+                request = request_of(resolved, program, interactive=interactive, early=early, inquiry=inquiry)
                 code = _start(request, guard, detach=detach, dry_run=dry_run)
     except Interrupted as told:
         code = told.exit_code
     raise typer.Exit(code)
 
 
-def _early_nodes(config: RunConfig) -> "AbstractContextManager[EarlyNodes | None]":
-    """Local nodes that start while we plan; with containers there is nothing to start before the plan."""
-    if config.on != "local":
+def _inquiry(config: RunConfig) -> "AbstractContextManager[Inquiry | None]":
+    """What a run in containers asks the engine, while we import the rest."""
+    if config.on != "docker":
         return nullcontext()
-    from accelkit.host import paths
-    from accelkit.host.launch.early import EarlyNodes
-    from accelkit.host.runs import ids
+    from accelkit.host.engine.inquiry import Inquiry
 
-    workdir = Path.cwd()
-    return closing(EarlyNodes(workdir, ids.new_id(paths.project_runs(workdir)), config.nodes))
+    return closing(Inquiry(config.image, networks=config.nodes > 1))
+
+
+def _early_nodes(config: RunConfig, *, plain: bool) -> "AbstractContextManager[EarlyNodes | None]":
+    """Local nodes that start while we plan; with containers there is nothing to start before the plan."""
+    if config.on != "local" or not plain:
+        return nullcontext()
+    from accelkit.host.launch import early
+
+    return closing(early.start(config.nodes))
 
 
 def program_of(script: str, arguments: list[str], *, module: bool) -> "Program":
@@ -68,13 +75,24 @@ def program_of(script: str, arguments: list[str], *, module: bool) -> "Program":
 
 
 def request_of(
-    resolved: "Resolved", program: "Program", *, interactive: bool = False, early: "EarlyNodes | None" = None
+    resolved: "Resolved",
+    program: "Program",
+    *,
+    interactive: bool = False,
+    early: "EarlyNodes | None" = None,
+    inquiry: "Inquiry | None" = None,
 ) -> "Request":
     """A request for a run in the current folder, as it was typed."""
     from accelkit.host.launch.request import Request
     from accelkit.host.runs.record import ConfigValue
 
-    values = {key: ConfigValue(value=value, origin=origin.text) for key, (value, origin) in resolved.values().items()}
+    values = {
+        key: ConfigValue(value=value, origin=origin.text)
+        for key, (value, origin) in resolved.values().items()
+        if key.startswith(
+            "run."
+        )  # how images are built is none of a run's business, and may hold a password of an index
+    }
     return Request(
         config=resolved.config.run,
         values=values,
@@ -83,6 +101,7 @@ def request_of(
         workdir=Path.cwd(),
         interactive=interactive,
         early=early,
+        inquiry=inquiry,
     )
 
 

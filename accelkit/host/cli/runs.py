@@ -32,12 +32,26 @@ def list_(json_: bool = JSON) -> None:
     if json_:
         render.out(json.dumps(rows, indent=2))
         return
-    headers = ("RUN", "STATE", "EXIT", "ON", "NODES", "RANKS", "COMMAND")
-    keys = ("run_id", "state", "exit_code", "backend", "nodes", "world_size", "command")
-    render.out(render.table(headers, [["" if row.get(k) is None else row[k] for k in keys] for row in rows]))
+    headers = ("RUN", "STARTED", "TOOK", "STATE", "EXIT", "ON", "NODES", "RANKS", "COMMAND")
+    keys = ("run_id", "started", "took", "state", "exit_code", "backend", "nodes", "world_size", "command")
+    shown = [{**row, **_times(row)} for row in rows]
+    render.out(render.table(headers, [["" if row.get(k) is None else row[k] for k in keys] for row in shown]))
+
+
+def _times(row: dict[str, Any]) -> dict[str, str]:
+    """When a run began, in local time, and how long it took, for people."""
+    import time
+
+    started = time.strftime("%m-%d %H:%M", time.localtime(row["created_at"]))
+    seconds = row.get("seconds")
+    return {
+        "started": started,
+        "took": "" if seconds is None else f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min",
+    }
 
 
 def _row(entry: "Entry") -> dict[str, Any]:
+    from accelkit.host import render
     from accelkit.host.runs import status
 
     row: dict[str, Any] = {"run_id": entry.run_id, "state": status.of(entry), "created_at": entry.created_at}
@@ -48,11 +62,12 @@ def _row(entry: "Entry") -> dict[str, Any]:
     return {
         **row,
         "exit_code": record.outcome.exit_code if record.outcome else None,
+        "seconds": record.outcome.ended_at - record.created_at if record.outcome else None,
         "backend": record.plan.backend,
         "nodes": spec.nodes,
         "procs_per_node": spec.procs_per_node,
         "world_size": spec.world_size,
-        "command": " ".join(record.command),
+        "command": " ".join(render.masked(list(record.command))),
         "reproduces": record.reproduces,
     }
 
@@ -66,7 +81,7 @@ def show(run_id: str = ID, json_: bool = JSON) -> None:
     store = _store()
     record = store.load(run_id)
     if json_:
-        render.out(codec.dumps(record).rstrip())
+        render.out(codec.dumps(render.masked(codec.to_dict(record))).rstrip())
         return
     row = _row(store.entry(record.run_id))
     facts: dict[str, Any] = {
@@ -94,14 +109,17 @@ def show(run_id: str = ID, json_: bool = JSON) -> None:
 @app.command()
 def logs(
     run_id: str = ID,
-    rank: int = typer.Option(None, "--rank", metavar="N", help="Only this rank's, as it printed it."),
+    rank: int | None = typer.Option(None, "--rank", min=0, metavar="N", help="Only this rank's, as it printed it."),
     follow: bool = typer.Option(False, "-f", "--follow", help="Go on until the run has ended."),
 ) -> None:
     """Print the ranks' logs."""
+    from accelkit.host.errors import UsageError
     from accelkit.host.runs import follow as following
 
     store = _store()
     record = store.load(run_id)
+    if rank is not None and rank >= record.plan.spec.world_size:
+        raise UsageError(f"--rank {rank}: the run has ranks 0 to {record.plan.spec.world_size - 1}")
     following.print_logs(store, record, rank, until_end=follow)
 
 
@@ -139,16 +157,44 @@ def stop(run_id: str = ID) -> None:
 
 
 @app.command()
+def remove(
+    run_ids: list[str] = typer.Argument(..., metavar="ID...", help="IDs, or beginnings of them, or last."),
+) -> None:
+    """Remove runs with their records, logs and outputs. Runs that are not over are refused."""
+    from accelkit.host import render
+    from accelkit.host.errors import UsageError
+    from accelkit.host.launch import stopping
+    from accelkit.host.runs import status
+
+    store = _store()
+    entries = [store.entry(store.find(run_id).name) for run_id in run_ids]
+    for entry in entries:
+        if status.of(entry) in (*status.ALIVE, "orphaned"):
+            raise UsageError(f"run {entry.run_id} is not over", hint=f"kit runs stop {entry.run_id}")
+    for entry in entries:
+        stopping.sweep(entry.run_id, with_engine=entry.record is not None and entry.record.plan.backend == "docker")
+        store.remove(entry.run_id)
+    render.note(f"removed {len(entries)} runs")
+
+
+@app.command()
 def clean(
     run_id: str = typer.Argument(None, metavar="[ID]", help="Only this run; all that do not run any more without it."),
 ) -> None:
     """Remove what runs left behind: containers, networks, volumes, processes, secrets. Records stay."""
     from accelkit.host import render
+    from accelkit.host.errors import EngineError
     from accelkit.host.launch import stopping
     from accelkit.host.runs import status
 
     store = _store()
     entries = [store.entry(store.find(run_id).name)] if run_id else store.entries()
-    alive = {entry.run_id for entry in entries if status.of(entry) == "running"}
-    swept = stopping.clean(store, entries, alive)
-    render.note(f"cleaned {len(swept)} runs" + (f"; {len(alive)} still run" if alive else ""))
+    over = [entry for entry in entries if status.of(entry) not in status.ALIVE]
+    done = stopping.clean(store, over)
+    alive = len(entries) - len(over)
+    render.note(f"cleaned {len(done.swept)} runs" + (f"; {alive} still run" if alive else ""))
+    if done.left:
+        raise EngineError(
+            f"no Docker engine answers, so containers of {len(done.left)} runs may be left",
+            hint="when it is back: kit runs clean",
+        )

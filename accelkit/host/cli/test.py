@@ -29,11 +29,16 @@ def self_test(
     """Run the self-test in the image, on this topology: a table of checks with times."""
     from accelkit.host import render
     from accelkit.host.launch.signals import Guard, Interrupted
+    from accelkit.host.runs.store import Store
+
+    store = Store(Path.cwd())
 
     try:
         with Guard() as guard:
             resolved = options.load(given or {}, config_file)
-            results = [*_checks(resolved, guard), _failure(resolved, guard)]
+            checked, checks = _checks(resolved, guard)
+            failing, failure = _failure(resolved, guard)
+            results = [*checks, failure]
     except Interrupted as told:
         raise typer.Exit(told.exit_code) from None
     if json_:
@@ -42,6 +47,13 @@ def self_test(
         rows = [("ok" if r["ok"] else "FAILED", f"{r['seconds']:.2f} s", r["name"]) for r in results]
         render.out(render.table(("", "TIME", "CHECK"), rows))
     failed = [r for r in results if not r["ok"]]
+    if not failed:
+        for record in (
+            checked,
+            failing,
+        ):  # one of them failed on purpose, which nobody should take for a run that failed
+            store.remove(record.run_id)
+        render.note(f"all {len(results)} checks are good")
     for result in failed:
         render.problem(f"{result['name']}: {result['message']}")
     raise typer.Exit(1 if failed else 0)
@@ -55,7 +67,7 @@ def _run(resolved: "Resolved", module: str, guard: Any) -> "Record":
     return api.run(request_of(resolved, program_of(module, [], module=True)), Quiet(), guard)
 
 
-def _checks(resolved: "Resolved", guard: Any) -> list[dict[str, Any]]:
+def _checks(resolved: "Resolved", guard: Any) -> "tuple[Record, list[dict[str, Any]]]":
     """The checks that the ranks made; one failed check when they did not come to their end."""
     record = _run(resolved, "accelkit.runtime.selftest", guard)
     path = Path(record.plan.run_dir) / "exchange" / "selftest.json"
@@ -63,17 +75,23 @@ def _checks(resolved: "Resolved", guard: Any) -> list[dict[str, Any]]:
     if outcome is None or outcome.exit_code or not path.exists():
         why = outcome.root_cause.message if outcome and outcome.root_cause else "no results were written"
         seconds = (outcome.ended_at - (outcome.started_at or outcome.ended_at)) if outcome else 0.0
-        return [{"name": "The ranks come to their end", "ok": False, "seconds": seconds, "message": why}]
+        return record, [{"name": "The ranks come to their end", "ok": False, "seconds": seconds, "message": why}]
     found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return record, found
 
 
-def _failure(resolved: "Resolved", guard: Any) -> dict[str, Any]:
+def _failure(resolved: "Resolved", guard: Any) -> "tuple[Record, dict[str, Any]]":
     """A rank that fails is named, with its exit code, and ends the others."""
     record = _run(resolved, "accelkit.runtime.selftest.failing", guard)
     outcome, last = record.outcome, record.plan.spec.world_size - 1
     root = outcome.root_cause if outcome else None
     good = outcome is not None and outcome.exit_code == FAILING_CODE and root is not None and root.rank == last
     seconds = outcome.ended_at - (outcome.started_at or outcome.ended_at) if outcome else 0.0
-    message = "" if good else f"expected rank {last} and exit code {FAILING_CODE}, got {root}"
-    return {"name": "A rank that fails is named and ends the run", "ok": good, "seconds": seconds, "message": message}
+    got = root.message if root else "no failure"
+    message = "" if good else f"expected rank {last} and exit code {FAILING_CODE}, got: {got}"
+    return record, {
+        "name": "A rank that fails is named and ends the run",
+        "ok": good,
+        "seconds": seconds,
+        "message": message,
+    }

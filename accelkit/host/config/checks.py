@@ -1,8 +1,12 @@
 """Contradictions between settings: every one of them, each with its place."""
 
-from typing import TYPE_CHECKING, Final
+import math
+from typing import TYPE_CHECKING, Any, Final
 
-from accelkit.host.config.model import Config
+from accelkit.contract.options import Option, options
+from accelkit.contract.strategies import STRATEGIES, StrategyOptions
+from accelkit.host.config import syntax
+from accelkit.host.config.model import Config, RunConfig
 from accelkit.host.config.problems import Problem
 
 if TYPE_CHECKING:
@@ -10,9 +14,10 @@ if TYPE_CHECKING:
 
     from accelkit.host.config.loading import Origin
 
+LEAST_MEMORY: Final = 6 << 20
+LEAST_CPUS: Final = 0.01
 CONTAINER_ONLY: Final = ("cpus", "memory", "shm_size", "ulimit", "user", "mount")
 """Settings of `run` that only a container can honour."""
-STRATEGIES: Final = ("auto", "single", "ddp")
 
 
 def contradictions(config: Config, origins: "Mapping[str, Origin]") -> list[Problem]:
@@ -27,6 +32,8 @@ def contradictions(config: Config, origins: "Mapping[str, Origin]") -> list[Prob
     world = run.nodes * (run.procs_per_node or 1)
     if run.strategy == "single" and world > 1:
         problems.append(_problem(origins, "strategy", f"is single, but there are {world} ranks", "auto or ddp"))
+    problems += _strategy_options(run, origins)
+    problems += _too_little(run, origins)
     if config.build.network not in (None, "default", "host", "none"):
         where = origins["build.network"].text
         problems.append(
@@ -35,6 +42,54 @@ def contradictions(config: Config, origins: "Mapping[str, Origin]") -> list[Prob
             )
         )
     return problems
+
+
+def _too_little(run: RunConfig, origins: "Mapping[str, Origin]") -> list[Problem]:
+    """Limits below what any engine accepts."""
+    problems = []
+    if run.memory is not None and syntax.parse_size(run.memory) < LEAST_MEMORY:
+        problems.append(_problem(origins, "memory", f"is {run.memory!r}", "6m or more"))
+    if run.cpus is not None and syntax.parse_cpus(run.cpus) < LEAST_CPUS:
+        problems.append(_problem(origins, "cpus", f"is {run.cpus!r}", f"{LEAST_CPUS} or more"))
+    return problems
+
+
+def _strategy_options(run: RunConfig, origins: "Mapping[str, Origin]") -> list[Problem]:
+    """Options that the chosen strategy does not look at, numbers below one, and layouts that are not as many ranks as there are."""
+    problems = []
+    given = {
+        name: described
+        for name, (_, described) in options(StrategyOptions).items()
+        if f"run.{name}" in origins and getattr(run, name) not in (None, [])
+    }
+    for name, described in given.items():
+        problems += _without_effect(run, origins, name, described)
+        value: Any = getattr(run, name)
+        if type(value) is int and value < 1:
+            problems.append(_problem(origins, name, f"is {value}", "a whole number from 1"))
+    sizes = [getattr(run, name) or 1 for name in ("dp_replicate_size", "dp_shard_size", "tp_size")]
+    named = next((name for name in given if name.endswith("_size")), None)
+    if named is not None and run.procs_per_node is not None and math.prod(sizes) != run.nodes * run.procs_per_node:
+        world = run.nodes * run.procs_per_node
+        what = f"makes dp_replicate {sizes[0]} x dp_shard {sizes[1]} x tp {sizes[2]} = {math.prod(sizes)} ranks, but there are {world}"
+        fitting = [
+            f"dp_shard_size {world // size}, tp_size {size}" for size in range(1, world + 1) if world % size == 0
+        ]
+        problems.append(_problem(origins, named, what, " or ".join(fitting[:4])))
+    return problems
+
+
+def _without_effect(run: RunConfig, origins: "Mapping[str, Origin]", name: str, described: Option) -> list[Problem]:
+    is_overruled = _typed(origins, "strategy") and not _typed(origins, name)  # a file's block waits for its strategy
+    if run.strategy not in described.strategies and not is_overruled:
+        allowed = " or ".join(f"strategy: {strategy}" for strategy in described.strategies)
+        return [_problem(origins, name, f"has no effect with strategy: {run.strategy}", allowed)]
+    if described.needs is not None:
+        other, values = described.needs
+        chosen = getattr(run, other)
+        if chosen not in (None, *values):
+            return [_problem(origins, name, f"has no effect with {other}: {chosen}", f"{other}: {' or '.join(values)}")]
+    return []
 
 
 def _typed(origins: "Mapping[str, Origin]", name: str) -> bool:

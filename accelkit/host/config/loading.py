@@ -5,11 +5,11 @@ import difflib
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from accelkit.contract import names
+from accelkit.contract.data import data
 from accelkit.host import paths
 from accelkit.host.config import model, syntax
 from accelkit.host.config.located import Located
@@ -31,7 +31,7 @@ _LEAST: Final = {"nodes": 1, "procs_per_node": 1, "grad_accum_steps": 1, "thread
 _MOST: Final = {"port": 65535, "seed": 2**32 - 1}
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Origin:
     """Where a value came from."""
 
@@ -41,7 +41,7 @@ class Origin:
     """For a person: --nodes, KIT_NODES, kit.yaml:7, default."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Resolved:
     """A whole config, and the origin of each of its values by dotted key."""
 
@@ -69,10 +69,21 @@ def load(*, given: Mapping[str, object], config_file: Path | None, cwd: Path, en
     for kind, path in _files(config_file, cwd, environ):
         values |= _from_file(kind, path, problems)
     values |= _from_environment(environ, problems)
+    return _resolved(values | _typed(given), problems)
+
+
+def _typed(given: Mapping[str, object]) -> dict[str, Located]:
+    """Values as flags give them; by dotted key."""
+    found = {}
     for key, value in given.items():
-        _, described = model.options(SECTIONS[key.split(".")[0]])[key.split(".")[1]]
-        flag = model.flag_of(key.split(".")[1], described)[0]
-        values[key] = Located(value=value, kind="flag", where=flag)
+        section, _, name = key.partition(".")
+        flag = model.flag_of(name, model.options(SECTIONS[section])[name][1])[0]
+        found[key] = Located(value=value, kind="flag", where=flag)
+    return found
+
+
+def _resolved(values: Mapping[str, Located], problems: list[Problem]) -> Resolved:
+    """The config of these values. Raises ConfigError with their problems and those found before."""
     checked = {key: v for key, v in values.items() if _fits(key, v, problems)}
     config = _build(checked)
     from accelkit.host.config.checks import contradictions
@@ -103,9 +114,9 @@ def value_of(key: str, text: str) -> tuple[object, str | None]:
     return value, str(problems[0]) if problems else None
 
 
-def check_values(values: Mapping[str, object]) -> None:
-    """Raise ConfigError with all problems of these values, by dotted key, as flags would have."""
-    load(given=values, config_file=None, cwd=Path("/nonexistent"), environ={})
+def check_values(values: Mapping[str, object]) -> Config:
+    """The config of these values alone, by dotted key. Raises ConfigError with all problems, told as flags'."""
+    return _resolved(_typed(values), []).config
 
 
 def _files(config_file: Path | None, cwd: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
@@ -158,7 +169,9 @@ def _known(key: str, located: Located, problems: list[Problem]) -> bool:
 def _from_environment(environ: Mapping[str, str], problems: list[Problem]) -> dict[str, Located]:
     by_variable = {model.variable_of(n): f"{s}.{n}" for s, kind in SECTIONS.items() for n in model.options(kind)}
     found = {}
-    for variable in sorted(v for v in environ if v.startswith("KIT_")):
+    for variable in sorted(
+        v for v in environ if v.startswith("KIT_") and environ[v].strip()
+    ):  # an empty one is not set
         if variable in by_variable:
             key = by_variable[variable]
             value = _from_text(_type_of(key), environ[variable])
@@ -179,7 +192,7 @@ def _from_text(kind: Any, text: str) -> object:
     """A variable's text as the field's type: lists are comma-separated, booleans are 1/0, true/false, yes/no, on/off."""
     if typing.get_origin(kind) is list:
         return [part.strip() for part in text.split(",") if part.strip()]
-    if kind is bool:
+    if bool in (kind, *typing.get_args(kind)):
         return {
             "1": True,
             "true": True,

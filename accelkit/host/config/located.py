@@ -1,10 +1,11 @@
 """A value of the configuration with its place; apart from the reader of files, so that a run without any needs no YAML."""
 
-from dataclasses import dataclass
 from typing import Any
 
+from accelkit.contract.data import data
 
-@dataclass(frozen=True, kw_only=True)
+
+@data
 class Located:
     """A value and where it stands."""
 

@@ -6,8 +6,13 @@ loaded (loading.py), and across fields by checks.py.
 """
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
+
+from accelkit.contract.data import data
+from accelkit.contract.options import Option, option, options, variable_of
+from accelkit.contract.strategies import STRATEGIES, StrategyOptions
+
+__all__ = ["Option", "option", "options", "variable_of"]
 
 CONFIG_VERSION: Final = 1
 
@@ -15,33 +20,9 @@ Backend = Literal["docker", "local"]
 Precision = Literal["no", "bf16", "fp16", "fp8"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """How a field shows outside: on the command line, in the environment, in the wizard."""
-
-    help: str
-    """One sentence, units and special values included."""
-    metavar: str | None = None
-    flags: tuple[str, ...] = ()
-    """Flags; empty: `--` + the field's name with hyphens."""
-    syntax: str | None = None
-    """Name of the text syntax that the value must have (size, duration, cpus, gpus, ulimit, user, mount, env, secret, port)."""
-    repeat: bool = False
-    """The flag may be given many times (list fields)."""
-
-
-def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002  (the word that typer and argparse use)
-    """A dataclass field with its :class:`Option` as metadata."""
-    metadata = {"option": Option(help=help, **more)}
-    if isinstance(default, (list, dict)):
-        kind = type(default)
-        return dataclasses.field(default_factory=lambda: kind(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """How a script is run: `run:` in kit.yaml, flags of `kit run`."""
+@data
+class _RunOptions:
+    """What `run` holds beside the options of strategies."""
 
     on: Backend = option(
         "docker",
@@ -78,7 +59,7 @@ class RunConfig:
     )
     env: list[str] = option(
         [],
-        "Variable for the ranks: NAME=VALUE, or NAME or a pattern such as AWS_* to pass yours on.",
+        "Variable for the ranks: NAME=VALUE, or NAME or a pattern such as NCCL_* to pass yours on; recorded, so not for secrets.",
         syntax="env",
         repeat=True,
     )
@@ -89,7 +70,8 @@ class RunConfig:
         repeat=True,
     )
     strategy: str = option(
-        "auto", "How ranks train together: auto (ddp for more than one rank, else single), single, ddp."
+        "auto",
+        f"How ranks train together: {'; '.join(f'{name} ({text})' for name, text in STRATEGIES.items())}.",
     )
     precision: Precision | None = option(None, "Mixed precision: no, bf16, fp16, fp8; unset: the script's choice.")
     grad_accum_steps: int | None = option(
@@ -120,10 +102,19 @@ class RunConfig:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
+class RunConfig(StrategyOptions, _RunOptions):
+    """How a script is run: `run:` in kit.yaml, flags of `kit run`."""
+
+
+@data
 class BuildConfig:
     """How images are built: `build:` in kit.yaml, flags of `kit build`."""
 
+    torch: str | None = option(None, "Version of torch instead of the image's default.", metavar="VERSION")
+    python: str | None = option(None, "Version of Python, for example 3.12.", metavar="VERSION")
+    cuda: str | None = option(None, "Version of CUDA that torch is built with, for example 12.6.", metavar="VERSION")
+    variant: str | None = option(None, "Build of torch by its name, for example cu126.", metavar="NAME")
     base: str | None = option(None, "Base image instead of the hardware image's default.")
     ca: str | None = option(
         None, "File of CA certificates to trust while building (a build secret: in no layer).", metavar="FILE"
@@ -132,13 +123,25 @@ class BuildConfig:
         None, "Folder of wheels to install from before the index (a build context: in no layer).", metavar="DIR"
     )
     index_url: str | None = option(None, "Package index instead of pip's default.", metavar="URL")
+    torch_index: str | None = option(
+        None,
+        "Index with PyTorch's builds instead of PyTorch's own ({build} stands for the build); none: the package index has them.",
+        metavar="URL",
+    )
     network: str | None = option(None, "Network of build steps: default, host or none.")
     requirements: list[str] = option(
         [], "requirements.txt to install on top; may be given many times.", metavar="FILE", repeat=True
     )
+    project: str | None = option(
+        None,
+        "Folder of a project whose uv.lock, pyproject.toml or requirements.txt is installed on top.",
+        metavar="DIR",
+    )
+    apt: list[str] = option([], "Debian package to install; may be given many times.", metavar="PACKAGE", repeat=True)
+    platform: str | None = option(None, "Platform instead of this machine's, for example linux/arm64.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Config:
     """The whole of kit.yaml."""
 
@@ -147,16 +150,6 @@ class Config:
     build: BuildConfig = dataclasses.field(default_factory=BuildConfig)
 
 
-def options(section: type) -> dict[str, tuple["dataclasses.Field[Any]", Option]]:
-    """Field name -> (field, its Option) of a section class, in order; fields without an Option (sections) are left out."""
-    return {f.name: (f, f.metadata["option"]) for f in dataclasses.fields(section) if "option" in f.metadata}
-
-
 def flag_of(name: str, described: Option) -> tuple[str, ...]:
     """The flags of a field: those it names, else `--` + its name with hyphens."""
     return described.flags or (f"--{name.replace('_', '-')}",)
-
-
-def variable_of(name: str) -> str:
-    """The environment variable of a field: KIT_ + its name in capitals."""
-    return f"KIT_{name.upper()}"

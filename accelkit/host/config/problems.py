@@ -1,11 +1,10 @@
 """Problems of a configuration: all of them at once, each with its place."""
 
-from dataclasses import dataclass
-
+from accelkit.contract.data import data
 from accelkit.host.errors import UsageError
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Problem:
     """One thing that is wrong."""
 

@@ -3,6 +3,7 @@
 Pure; each parser raises ValueError that says what is allowed.
 """
 
+import difflib
 import re
 from typing import Final, Literal, NamedTuple
 
@@ -17,6 +18,12 @@ _DURATION: Final = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATTERN: Final = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
 _SECRET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+_LIMITS: Final = (
+    "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio", "rttime",
+    "sigpending", "stack",
+)  # fmt: skip
 
 
 class UlimitSyntax(NamedTuple):
@@ -80,6 +87,10 @@ def parse_ulimit(text: str) -> UlimitSyntax:
         raise ValueError(
             f"{text!r} is not a limit; allowed is NAME=SOFT[:HARD], for example nofile=65536 or memlock=-1"
         )
+    if match[1] not in _LIMITS:
+        near = difflib.get_close_matches(match[1], _LIMITS, n=1)
+        words = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(_LIMITS)}"
+        raise ValueError(f"{text!r}: no limit is called {match[1]}; {words}")
     soft, hard = (-1 if v == "unlimited" else int(v) for v in (match[2], match[3] or match[2]))
     if hard != -1 and (soft == -1 or soft > hard):
         raise ValueError(f"{text!r}: the soft limit is above the hard one")
@@ -111,7 +122,7 @@ def parse_env(text: str) -> tuple[str, str | None]:
     name, has_value, value = text.partition("=")
     allowed = _NAME if has_value else _PATTERN
     if not allowed.fullmatch(name):
-        raise ValueError(f"{text!r} is not a variable; allowed are NAME=VALUE, NAME, or a pattern such as AWS_*")
+        raise ValueError(f"{text!r} is not a variable; allowed are NAME=VALUE, NAME, or a pattern such as NCCL_*")
     return name, value if has_value else None
 
 

@@ -1,14 +1,16 @@
 """The wizard: only the questions that matter for the answers so far, defaults from the hardware found."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from accelkit.contract.data import data
+from accelkit.contract.options import options
+from accelkit.contract.strategies import STRATEGIES, StrategyOptions
 from accelkit.host.config import loading, model
 from accelkit.host.config.model import RunConfig
 from accelkit.host.hardware import Hardware
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Question:
     """One question."""
 
@@ -28,12 +30,23 @@ def questions(answers: dict[str, object], found: Hardware, *, engine: bool) -> I
     if gpus and str(answers["run.nodes"]) == "1":
         yield Question(key="run.gpus", text=f"Which GPUs: all {gpus}, none, a count or a list?", default="all")
     yield Question(key="run.procs_per_node", text="How many ranks a node?", default=str(max(1, gpus)))
+    if str(answers["run.nodes"]) != "1" or str(answers["run.procs_per_node"]) != "1":
+        known = ", ".join(name for name in STRATEGIES if name != "single")
+        yield Question(key="run.strategy", text=f"How do ranks train together: {known}?", default="auto")
+        yield from _of_strategy(str(answers["run.strategy"]))
     yield Question(
         key="run.precision", text="Mixed precision: no, bf16, fp16 (empty: the script's choice)?", default=""
     )
     yield Question(
         key="run.deterministic", text="The same numbers on every run, at some cost in speed: yes or no?", default="no"
     )
+
+
+def _of_strategy(strategy: str) -> Iterator[Question]:
+    """The questions that the table of options has for a strategy."""
+    for name, (_, described) in options(StrategyOptions).items():
+        if described.question and strategy in described.strategies:
+            yield Question(key=f"run.{name}", text=described.question, default=described.reply)
 
 
 def ask(

@@ -1,6 +1,7 @@
 """Reading kit.yaml so that every key knows its line, and nothing is guessed: no duplicate keys, no aliases, no tags."""
 
 import os
+import re
 from pathlib import Path
 
 import yaml
@@ -9,17 +10,33 @@ from accelkit.host.config.located import Located
 from accelkit.host.config.problems import Problem
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML less what surprises: a date, a time of day and 010 are texts; whole numbers are decimal."""
+
+
+_KEPT = ("bool", "null", "merge")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag.rpartition(":")[2] in _KEPT]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
+
+
 def read(path: Path, kind: str, problems: list[Problem]) -> dict[str, Located]:
     """Dotted key -> located value of every leaf. What cannot be read is added to `problems`."""
     shown = _shown(path)
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         problems.append(Problem(where=shown, key="", what=f"cannot be read: {error.strerror}", allowed=""))
         return {}
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        problems.append(Problem(where=f"{shown}:{line}", key="", what=f"is not YAML: {error.problem}", allowed=""))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problems.append(_not_yaml(shown, error))
         return {}
     found: dict[str, Located] = {}
     if root is None:
@@ -33,6 +50,15 @@ def read(path: Path, kind: str, problems: list[Problem]) -> dict[str, Located]:
         return {}
     _walk(root, "", shown, kind, found, problems)
     return found
+
+
+def _not_yaml(shown: str, error: yaml.YAMLError | UnicodeDecodeError) -> Problem:
+    if isinstance(error, yaml.MarkedYAMLError):
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        return Problem(where=f"{shown}:{line}", key="", what=f"is not YAML: {error.problem}", allowed="")
+    if isinstance(error, UnicodeDecodeError):
+        return Problem(where=shown, key="", what=f"is not UTF-8: {error.reason} at byte {error.start}", allowed="UTF-8")
+    return Problem(where=shown, key="", what=f"is not YAML: {' '.join(str(error).split())}", allowed="")
 
 
 def _walk(
@@ -52,8 +78,12 @@ def _walk(
         if isinstance(value_node, yaml.MappingNode) and value_node.value and not prefix:
             _walk(value_node, key, shown, kind, found, problems)
         else:
-            value = yaml.SafeLoader("")  # a constructor alone: the nodes are already there
-            found[key] = Located(value=value.construct_object(value_node, deep=True), kind=kind, where=where)
+            maker = _Loader("")  # a constructor alone: the nodes are already there
+            try:
+                found[key] = Located(value=maker.construct_object(value_node, deep=True), kind=kind, where=where)
+            except (yaml.MarkedYAMLError, ValueError) as error:  # a tag, or a value that is not what its tag says
+                what = error.problem if isinstance(error, yaml.MarkedYAMLError) else str(error)
+                problems.append(Problem(where=where, key=key, what=f"has no value: {what}", allowed="plain values"))
 
 
 def _shown(path: Path) -> str:

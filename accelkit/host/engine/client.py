@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import docker
 from docker.errors import APIError, DockerException, NotFound
+from docker.tls import TLSConfig
 
 from accelkit.contract import names
+from accelkit.host import paths
+from accelkit.host.engine import images
 from accelkit.host.errors import EngineError, EngineUnavailable, ImageNotFound
 from accelkit.host.launch.plan import ImagePlan
 
@@ -24,16 +27,16 @@ TIMEOUT: Final = 30
 """Seconds for one answer of the engine."""
 
 
-def image_tag(hardware: str) -> str:
-    """The tag that `kit build HARDWARE` gives its image."""
-    return f"accelkit-{hardware}:latest"
-
-
 def connect(timeout: int = TIMEOUT) -> docker.DockerClient:
-    """A client of the engine that the docker command would use (DOCKER_HOST, else its current context). Raises EngineUnavailable."""
-    host = os.environ.get("DOCKER_HOST") or _context_host()
+    """A client of the engine that the docker command would use (DOCKER_HOST, else its current context), with TLS where that says so.
+
+    Raises EngineUnavailable.
+    """
+    host = os.environ.get("DOCKER_HOST")
     try:
-        client = docker.DockerClient(base_url=host, timeout=timeout) if host else docker.from_env(timeout=timeout)
+        context = {} if host else _context()
+        host = host or context.get("base_url")
+        client = docker.DockerClient(**context, timeout=timeout) if context else docker.from_env(timeout=timeout)
         client.ping()
     except (DockerException, OSError) as error:
         raise _unavailable(host, error) from error
@@ -43,27 +46,43 @@ def connect(timeout: int = TIMEOUT) -> docker.DockerClient:
 def _unavailable(host: str | None, error: BaseException) -> EngineUnavailable:
     place = host or "/var/run/docker.sock"
     text = str(error)
-    if "Permission denied" in text or "PermissionError" in text:
-        why, hint = "you may not use its socket", "join the group docker, or run without containers: kit run --on local"
+    if "paramiko" in text:
+        why, hint = "ssh:// needs the package paramiko", "install it beside kit: pip install 'docker[ssh]'"
+    elif "TLS" in text or "certificate" in text or "SSL" in text:
+        why, hint = f"TLS: {text}", "DOCKER_CERT_PATH names the folder of ca.pem, cert.pem and key.pem"
+    elif "Permission denied" in text or "PermissionError" in text:
+        why, hint = "you may not use its socket", "join the group docker, or do without containers: --on local"
     elif "FileNotFoundError" in text or "No such file" in text:
-        why, hint = "there is no socket", "start Docker, or run without containers: kit run --on local"
+        why, hint = "there is no socket", "start Docker, or do without containers: --on local"
     else:
-        why, hint = "it does not answer", "start Docker, or run without containers: kit run --on local"
+        why, hint = "it does not answer", "start Docker, or do without containers: --on local"
     return EngineUnavailable(f"no Docker engine at {place}: {why}", hint=hint)
 
 
-def _context_host() -> str | None:
-    """Endpoint of the docker command's current context; None for the default one."""
-    folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+def _context() -> dict[str, Any]:
+    """What the SDK is to be told of the docker command's current context; nothing for the default one."""
+    folder = Path(os.environ.get("DOCKER_CONFIG") or Path("~/.docker").expanduser())
     name = os.environ.get("DOCKER_CONTEXT") or _json(folder / "config.json").get("currentContext")
     if not name or name == "default":
-        return None
+        return {}
     for meta in (folder / "contexts" / "meta").glob("*/meta.json"):
         found = _json(meta)
         if found.get("Name") == name:
-            host: str | None = found.get("Endpoints", {}).get("docker", {}).get("Host")
-            return host
+            endpoint = found.get("Endpoints", {}).get("docker", {})
+            files = folder / "contexts" / "tls" / meta.parent.name / "docker"
+            verify = not endpoint.get("SkipTLSVerify", False)
+            return {"base_url": endpoint.get("Host")} | ({"tls": _tls(files, verify=verify)} if files.is_dir() else {})
     raise EngineUnavailable(f"docker context {name!r} is not there", hint="docker context ls shows which are")
+
+
+def _tls(files: Path, *, verify: bool) -> TLSConfig:
+    """TLS as a context's files say it; each of them may be missing."""
+    ca, cert, key = (files / f"{name}.pem" for name in ("ca", "cert", "key"))
+    return TLSConfig(
+        client_cert=(str(cert), str(key)) if cert.is_file() else None,
+        ca_cert=str(ca) if ca.is_file() else None,
+        verify=verify,
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -90,31 +109,21 @@ def engine_errors(doing: str) -> Iterator[None]:
 
 def find_image(client: docker.DockerClient, reference: str) -> ImagePlan:
     """The image that `reference` means: a hardware image's name, or a tag, ID or digest. Raises ImageNotFound."""
-    for tag in (image_tag(reference), reference) if _is_bare(reference) else (reference,):
+    for tag in images.tags_of(reference):
         with suppress(NotFound):
-            image = client.images.get(tag)
-            return ImagePlan(
-                reference=reference,
-                tag=tag,
-                id=str(image.id),
-                digests=tuple(image.attrs.get("RepoDigests") or ()),
-                hardware=image.labels.get(names.LABEL_IMAGE, "cpu"),
-            )
+            return images.plan_of(reference, tag, client.images.get(tag).attrs)
     raise ImageNotFound(
         f"image {reference!r}: the engine has no such image{_similar(client, reference)}", hint=_build_hint(reference)
     )
 
 
-def _is_bare(reference: str) -> bool:
-    return not any(mark in reference for mark in "/:@")
-
-
 def _build_hint(reference: str) -> str:
-    return (
-        f"build it: kit build {reference}"
-        if _is_bare(reference)
-        else "build one (kit build cpu), or pull it with docker pull"
-    )
+    ours = sorted(path.parent.name for path in paths.data_folder("images").glob("*/image.yaml"))
+    if reference in ours:
+        return f"build it: kit build {reference}"
+    near = difflib.get_close_matches(reference, ours, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"{meant}kit build makes {', '.join(ours)}; another one is pulled by: docker pull {reference}"
 
 
 def _similar(client: docker.DockerClient, reference: str) -> str:
@@ -125,8 +134,7 @@ def _similar(client: docker.DockerClient, reference: str) -> str:
 
 def runs_as_root_inside(client: docker.DockerClient) -> bool:
     """Whether the engine is rootless or remaps users, so that root inside is the caller (or nobody) outside."""
-    options = client.info().get("SecurityOptions") or []
-    return any("name=rootless" in o or "name=userns" in o for o in options)
+    return images.remaps_users(client.info().get("SecurityOptions"))
 
 
 def _filter(run_id: str | None) -> dict[str, str | list[str] | bool]:

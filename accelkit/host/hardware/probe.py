@@ -3,18 +3,18 @@
 import os
 import platform
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from accelkit.contract.data import data
 from accelkit.host import process
 from accelkit.host.errors import KitError
 
-_QUERY: Final = "index,uuid,name,memory.total,driver_version"
+_QUERY: Final = "index,uuid,name,memory.total,driver_version,compute_cap"
 _PATIENCE: Final = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class GpuInfo:
     """An NVIDIA GPU."""
 
@@ -24,9 +24,11 @@ class GpuInfo:
     memory: int
     """Bytes."""
     driver: str
+    capability: str = ""
+    """Compute capability, for example 9.0; empty where the driver does not tell."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Hardware:
     """A machine."""
 
@@ -88,9 +90,21 @@ def _gpus() -> tuple[GpuInfo, ...]:
         done = process.run(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], timeout=_PATIENCE)
     except KitError:
         return ()
+    if done.code != 0:  # drivers before 470 know no compute_cap
+        done = process.run(
+            ["nvidia-smi", f"--query-gpu={_QUERY.rpartition(',')[0]}", "--format=csv,noheader,nounits"],
+            timeout=_PATIENCE,
+        )
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()] if done.code == 0 else []
     return tuple(
-        GpuInfo(index=int(row[0]), uuid=row[1], name=row[2], memory=int(row[3]) << 20, driver=row[4])
+        GpuInfo(
+            index=int(row[0]),
+            uuid=row[1],
+            name=row[2],
+            memory=int(row[3]) << 20,
+            driver=row[4],
+            capability=row[5] if len(row) > 5 else "",
+        )
         for row in rows
-        if len(row) == 5 and row[3].isdigit()
+        if len(row) in (5, 6) and row[3].isdigit()
     )

@@ -1,53 +1,73 @@
-"""Building an image: a pure plan (the buildx command, a digest of everything that goes in), then its execution.
+"""Building an image: a plan (what goes in, a digest of it, the buildx command), then its execution.
 
-Nothing of the CA, the wheels, the index or a proxy reaches a layer: they are build secrets, build contexts, and arguments that BuildKit
-keeps out of the history.
+Nothing of the CA, the wheels, the indices or a proxy reaches a layer: they are build secrets, build contexts, and arguments that BuildKit
+keeps out of the history, and only stages that do not stay see them.
 """
 
-import hashlib
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from accelkit.contract import names
+from accelkit.contract.data import data
 from accelkit.host import paths, process
-from accelkit.host.config.model import BuildConfig
 from accelkit.host.engine import client as engine
-from accelkit.host.errors import BuildError, ImageNotFound, UsageError
-from accelkit.host.image import catalogue
-from accelkit.host.image.catalogue import ImageSpec
+from accelkit.host.engine import images
+from accelkit.host.errors import BuildError, ImageNotFound
+from accelkit.host.image import catalogue, contexts, progress
+from accelkit.host.image.inputs import Inputs
+from accelkit.host.image.lockfile import LockedImage
+from accelkit.host.image.output import Output
+from accelkit.host.image.resolve import resolve
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
-_TAIL: Final = 15
+
+@data
+class Options:
+    """How to build, which changes nothing of what is in the image."""
+
+    tag: str | None = None
+    no_cache: bool = False
+    reproducible: bool = False
+    """The same bytes whenever it is built: times are rewritten."""
+    output: Output = field(default_factory=Output)
+    runtime: Path | None = None
+    """A staged runtime to bake in."""
+    runtime_digest: str = ""
+    bundle: Path | None = None
+    """A bundle whose recipe is built, and whose folders take the place of the stages that fetch."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class BuildPlan:
     """A build, decided."""
 
-    image: ImageSpec
-    context: Path
-    base: str
+    inputs: Inputs
+    locked: LockedImage | None
+    """What is installed, where that is known before the build."""
+    options: Options
     tag: str
     digest: str
-    """Of the Dockerfile and its context, the base's ID, versions, requirements and where packages come from. The same digest needs no
-    second build."""
-    argv: tuple[str, ...]
-    """The buildx command, less the two contexts that are made when it runs."""
-    requirements: tuple[Path, ...]
-    index_url: str | None
-    wheels: Path | None
+    """The same digest needs no second build."""
+
+    @property
+    def name(self) -> str:
+        """Of the image."""
+        return self.inputs.spec.name
+
+    @property
+    def dockerfile(self) -> Path:
+        """What is built."""
+        bundle = self.options.bundle
+        return (bundle / "recipe" if bundle else catalogue.folder(self.name)) / "Dockerfile"
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Built:
     """An image that is there."""
 
@@ -58,83 +78,136 @@ class Built:
     seconds: float
     fresh: bool
     """False when nothing had changed."""
+    size_before: int | None = None
+    """Bytes of the image that had this tag before."""
+    steps: tuple[progress.Step, ...] = ()
+    locked: LockedImage | None = None
+    """What was installed; None when nothing was built."""
 
 
-def plan(name: str, config: BuildConfig, *, tag: str | None = None, no_cache: bool = False) -> BuildPlan:
-    """Plan the build of image `name`. Raises UsageError for an unknown image and for paths that are not there."""
-    image = catalogue.load(name)
-    context = catalogue.folder(name)
-    ca = _existing("--ca", config.ca)
-    wheels = _existing("--wheels", config.wheels)
-    requirements = tuple(p for p in (_existing("--requirements", r) for r in config.requirements) if p)
-    base = config.base or image.base
-    for path in requirements:
-        _check_requirements(path)
-    digest = _digest(image, context, base, requirements, f"{config.index_url} {_listing(wheels)}")
-    wanted = tag or engine.image_tag(name)
-    argv = [
-        "docker",
-        "buildx",
-        "build",
-        "--progress=plain",
-        "--load",
-        f"--tag={wanted}",
-        f"--file={context / 'Dockerfile'}",
-    ]
-    argv += [f"--build-arg={k}={v}" for k, v in {
-        "BASE": base, "TORCH": image.torch, "TORCH_INDEX": image.torch_index, "PACKAGES": " ".join(image.packages)}.items()]  # fmt: skip
-    argv += [f"--build-arg={p}" for p in _PROXIES if p in os.environ]
-    argv += [f"--label={names.LABEL_IMAGE}={name}", f"--label={names.LABEL_BUILD}={digest}", "--provenance=false"]
-    argv += [f"--secret=id=ca,src={ca}"] if ca else []
-    argv += [f"--network={config.network}"] if config.network else []
-    argv += ["--no-cache"] if no_cache else []
-    return BuildPlan(
-        image=image, context=context, base=base, tag=wanted, digest=digest, argv=tuple(argv),
-        requirements=requirements, index_url=config.index_url, wheels=wheels,
-    )  # fmt: skip
+def plan(inputs: Inputs, options: Options, locked: LockedImage | None = None) -> BuildPlan:
+    """Plan a build of `inputs`, or of what is locked for them."""
+    digest = locked.digest if locked else inputs.digest
+    if options.runtime_digest:
+        digest += f"+{options.runtime_digest.removeprefix('sha256:')[:16]}"
+    if options.reproducible:
+        digest += "+reproducible"
+    tag = options.tag or images.image_tag(inputs.spec.name)
+    return BuildPlan(inputs=inputs, locked=locked, options=options, tag=tag, digest=digest)
 
 
 def build(decided: BuildPlan, show: Callable[[str], None], *, force: bool = False) -> Built:
     """Build, unless the tag already is this very build. `show` gets each line of BuildKit's progress. Raises BuildError."""
     started = time.monotonic()
     client = engine.connect()
-    before = None if force else _find(decided, client)
-    if before is None:
-        _run(decided, show)
-    found = before or _find(decided, client)
-    if found is None:
+    before = _find(decided, client)
+    if before is not None and before.digest == decided.digest and not force and decided.options.output.to_engine:
+        seconds = time.monotonic() - started
+        return Built(tag=decided.tag, id=before.id, size=before.size, seconds=seconds, fresh=False)
+    locked = decided.locked or resolve(decided.inputs)
+    steps = _run(replace(decided, locked=locked), show)
+    found = _find(decided, client) if decided.options.output.to_engine else None
+    if found is None and decided.options.output.to_engine:
         raise BuildError(f"{decided.tag}: built, but the engine has no such image", hint="docker images")
-    return Built(tag=decided.tag, id=found[0], size=found[1], seconds=time.monotonic() - started, fresh=before is None)
+    return Built(
+        tag=decided.tag if found else decided.options.output.place,
+        id=found.id if found else "",
+        size=found.size if found else decided.options.output.size,
+        seconds=time.monotonic() - started,
+        fresh=True,
+        size_before=before.size if before else None,
+        steps=steps,
+        locked=locked,
+    )
+
+
+def argv(decided: BuildPlan) -> list[str]:
+    """The buildx command, less the contexts and secrets that are made when it runs."""
+    inputs, options = decided.inputs, decided.options
+    words = [
+        "docker",
+        "buildx",
+        "build",
+        "--progress=plain",
+        "--provenance=false",
+        "--sbom=false",
+        f"--file={decided.dockerfile}",
+    ]
+    words += [
+        f"--target={'baked' if options.runtime else 'image'}",
+        f"--tag={decided.tag}",
+        f"--platform={inputs.platform}",
+    ]
+    arguments = {"BASE": base_reference(inputs), "PYTHON": inputs.variant.python}
+    if options.reproducible:
+        arguments["SOURCE_DATE_EPOCH"] = str(contexts.EPOCH)
+    words += [f"--build-arg={k}={v}" for k, v in arguments.items()]
+    words += [f"--build-arg={p}" for p in inputs.proxies]
+    words += [f"--label={k}={v}" for k, v in labels(decided).items()]
+    words += [f"--network={inputs.network}"] if inputs.network else []
+    words += ["--no-cache"] if options.no_cache else []
+    return words + options.output.words(decided.tag, reproducible=options.reproducible)
+
+
+def base_reference(inputs: Inputs) -> str:
+    """The base as the Dockerfile names it: by its name where it is here (and was compared), else by digest where that is known."""
+    base = inputs.base
+    pulled = base.digest and not inputs.base_is_here and "@" not in base.name
+    return f"{base.name}@{base.digest}" if pulled else base.name
+
+
+def labels(decided: BuildPlan) -> dict[str, str]:
+    """What `kit run` and the next build read off the image."""
+    variant = decided.inputs.variant
+    found = {
+        names.LABEL_IMAGE: decided.name,
+        names.LABEL_BUILD: decided.digest,
+        names.LABEL_TORCH: f"{variant.torch}+{variant.name}",
+    }
+    if variant.build.driver:
+        found[names.LABEL_DRIVER] = variant.build.driver
+    if variant.build.capabilities:
+        found[names.LABEL_CAPABILITIES] = ",".join(variant.build.capabilities) + ("+" if variant.build.forward else "")
+    return found
 
 
 def command(decided: BuildPlan) -> str:
     """The command for `--print`; the contexts that kit makes are shown by what is in them."""
+    words = argv(decided)
     more = [
-        f"--build-context=wheels={decided.wheels or 'EMPTY_FOLDER'}",
-        "--build-context=extra=FOLDER_OF_REQUIREMENTS",
+        f"--build-context=shared={catalogue.scripts()}",
+        f"--build-context=wheels={decided.inputs.wheels or 'EMPTY_FOLDER'}",
     ]
-    index = ["--secret=id=index,src=FILE_WITH_INDEX_URL"] if decided.index_url else []
-    return " \\\n  ".join([" ".join(decided.argv[:3]), *decided.argv[3:], *more, *index, str(decided.context)])
+    more += ["--build-context=locked=FOLDER_OF_WHAT_IS_LOCKED"]
+    more += [f"--secret=id=ca,src={decided.inputs.ca}"] if decided.inputs.ca else []
+    more += ["--secret=id=index,src=FILE_WITH_INDEX_URL"] if decided.inputs.index_url else []
+    return " \\\n  ".join([" ".join(words[:3]), *words[3:], *more, str(decided.dockerfile.parent)])
 
 
-def _find(decided: BuildPlan, client: "DockerClient") -> tuple[str, int] | None:
-    """ID and size of the tag when it is this build and its base is the one here today."""
+@data
+class _Found:
+    id: str
+    size: int
+    digest: str
+
+
+def _find(decided: BuildPlan, client: "DockerClient") -> _Found | None:
+    """What the tag is today."""
     with engine.engine_errors("looking for the image"):
         try:
             found = engine.find_image(client, decided.tag)
         except ImageNotFound:
             return None
         image = client.images.get(found.id)
-        if image.labels.get(names.LABEL_BUILD) != decided.digest:
-            return None
-        return found.id, int(image.attrs.get("Size", 0))
+        digest = image.labels.get(names.LABEL_BUILD, "")
+        return _Found(id=found.id, size=int(image.attrs.get("Size", 0)), digest=digest)
 
 
-def _run(decided: BuildPlan, show: Callable[[str], None]) -> None:
-    log = _log_file(decided.image.name)
+def _run(decided: BuildPlan, show: Callable[[str], None]) -> tuple[progress.Step, ...]:
+    log = _log_file(decided.name)
     lines: list[str] = []
-    with _contexts(decided) as extra:
-        child = process.Child([*decided.argv, *extra, str(decided.context)], stderr=process.TO_STDOUT)
+    with contexts.made(decided.inputs, _locked(decided), decided.options.bundle, decided.options.runtime) as extra:
+        child = process.Child([*argv(decided), *extra, str(decided.dockerfile.parent)], stderr=process.TO_STDOUT)
         try:
             with log.open("w", encoding="utf-8") as file:
                 for line in child.lines():
@@ -145,86 +218,18 @@ def _run(decided: BuildPlan, show: Callable[[str], None]) -> None:
         finally:
             child.kill_group()
     if code:
-        raise BuildError(f"{decided.tag}: {failure(lines)}", hint=f"the whole log: {log}")
+        raise BuildError(f"{decided.tag}: {progress.failure(lines, _locked(decided))}", hint=f"the whole log: {log}")
+    decided.options.output.finish(decided.tag)
+    return progress.steps(lines)
 
 
-def failure(lines: list[str]) -> str:
-    """The step that failed and its last lines, out of BuildKit's plain progress."""
-    failed = next((line for line in reversed(lines) if line.startswith("#") and " ERROR: " in line), "")
-    number = failed.partition(" ")[0]
-    own = [line for line in lines if number and line.startswith(f"{number} ")]
-    step = next((line.partition(" ")[2] for line in own if line.partition(" ")[2].startswith("[")), "")
-    said = own[1:] if step else [line for line in lines if line.strip()]
-    words = [line for line in said if line != failed][-_TAIL:]
-    reason = failed or next((line for line in reversed(lines) if line.startswith("ERROR: ")), "")
-    shown = [*([f"step: {step}"] if step else []), *words, *([reason] if reason else [])]
-    return "\n  ".join(["the build failed", *shown])
-
-
-@contextmanager
-def _contexts(decided: BuildPlan) -> Iterator[list[str]]:
-    """Options that name the wheels, the numbered requirements, and the index's secret; the temporary folder goes afterwards."""
-    with tempfile.TemporaryDirectory(prefix="accelkit-build-") as name:
-        top = Path(name)
-        empty, extra = top / "empty", top / "extra"
-        empty.mkdir()
-        extra.mkdir()
-        for number, path in enumerate(decided.requirements):
-            (extra / f"{number:02}.txt").write_bytes(path.read_bytes())
-        options = [f"--build-context=wheels={decided.wheels or empty}", f"--build-context=extra={extra}"]
-        if decided.index_url:
-            (top / "index").write_text(decided.index_url)
-            options.append(f"--secret=id=index,src={top / 'index'}")
-        yield options
-
-
-def _check_requirements(path: Path) -> None:
-    """Raise UsageError for lines that point to other files, which the build does not see."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip().startswith(
-            ("-r", "-c", "-e", "--requirement", "--constraint", "--editable", ".", "/", "file:")
-        ):
-            raise UsageError(
-                f"{path}:{number}: {line.strip()}: a requirements file is installed by itself, without the files beside it",
-                hint="give each file with a --requirements of its own; code of yours is mounted, not installed",
-            )
-
-
-def _listing(wheels: Path | None) -> str:
-    """Names and sizes of the wheels: enough to see that there are others now."""
-    found = sorted(wheels.glob("*.whl")) if wheels else []
-    return " ".join(f"{path.name}:{path.stat().st_size}" for path in found)
-
-
-def _digest(image: ImageSpec, context: Path, base: str, requirements: tuple[Path, ...], sources: str) -> str:
-    total = hashlib.sha256()
-    files = [*sorted(p for p in context.rglob("*") if p.is_file()), *requirements]
-    for path in files:
-        total.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    total.update(f"{image.model_dump_json()} {base} {_base_id(base)} {sources}".encode())
-    return f"sha256:{total.hexdigest()}"
-
-
-def _base_id(base: str) -> str:
-    """ID of the base here; empty when it is still to be pulled."""
-    client = engine.connect()
-    with engine.engine_errors("looking for the base image"):
-        try:
-            return engine.find_image(client, base).id
-        except ImageNotFound:
-            return ""
-
-
-def _existing(flag: str, text: str | None) -> Path | None:
-    if text is None:
-        return None
-    path = Path(text).expanduser()
-    if not path.exists():
-        raise UsageError(f"{flag} {text}: not there")
-    return path.resolve()
+def _locked(decided: BuildPlan) -> LockedImage:
+    if decided.locked is None:
+        raise ValueError("a build that runs knows what it installs")
+    return decided.locked
 
 
 def _log_file(name: str) -> Path:
-    folder = paths.cache_home() / "builds"
+    folder: Final = paths.cache_home() / "builds"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"

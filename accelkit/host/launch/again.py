@@ -1,15 +1,17 @@
 """`kit reproduce`: a recorded run as a request for a new one, with every difference found on the way."""
 
 import dataclasses
+import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.metadata import distributions
 from pathlib import Path
+from typing import Final
 
 from accelkit.contract import codec
+from accelkit.contract.data import data
+from accelkit.contract.packages import installed
 from accelkit.contract.spec import Program
 from accelkit.host import hardware
 from accelkit.host.config.model import Backend, RunConfig, options
@@ -17,13 +19,16 @@ from accelkit.host.errors import ImageNotFound
 from accelkit.host.launch import request as requests
 from accelkit.host.launch.request import Request
 from accelkit.host.launch.stage import Staged, stage_runtime, staged_before
-from accelkit.host.runs import replay
+from accelkit.host.runs import laid_out, replay
 from accelkit.host.runs.record import ConfigValue, Record
 from accelkit.host.runs.replay import Difference
 from accelkit.host.runs.store import Store
 
+KEPT_FOLDER: Final = "workdir"
+"""In the folder of a reproduced run: outputs that it wrote beside its code."""
 
-@dataclass(frozen=True, kw_only=True)
+
+@data
 class Again:
     """A recorded run, ready to run again."""
 
@@ -35,22 +40,29 @@ class Again:
 def prepare(record: Record, store: Store, command: tuple[str, ...], on: Backend | None) -> Iterator[Again]:
     """Lay the recorded code out for the time of the block, and list what differs. `on`: another backend than the recorded one."""
     config = recorded_config(record, on)
-    target = store.state_dir / "code" / store.new_id()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    differences = _differences(record, store, config)
+    with laid_out.folder(store) as target:
         workdir = replay.lay_out(record, store, target)
-        replay.link_inputs(record, store.workdir, workdir)
-        request = _request(record, store, config, workdir, command)
-        yield Again(request=request, differences=_differences(record, store, config))
-    finally:
-        replay.remove(record, target)
-        shutil.rmtree(target, ignore_errors=True)
+        replay.bring_inputs(record, store.workdir, workdir)
+        yield Again(request=_request(record, store, config, workdir, command), differences=differences)
+
+
+def keep_outputs(ready: Again, now: Record) -> Path | None:
+    """Move what the run wrote beside its code, which is about to go, into its own folder, which is returned; None when there is nothing."""
+    code, kept = ready.request.code_dir, Path(now.plan.run_dir) / KEPT_FOLDER
+    if code is None or not now.workdir_outputs:
+        return None
+    for name in now.workdir_outputs:
+        (kept / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(code / name, kept / name)
+    return kept
 
 
 def recorded_config(record: Record, on: Backend | None) -> RunConfig:
-    """The run's settings as recorded, the image by its ID."""
+    """The run's settings as recorded, the image by its ID, as many threads as it had; its variables come from the record."""
     values = {name: record.config[f"run.{name}"].value for name in options(RunConfig) if f"run.{name}" in record.config}
-    config = RunConfig(**values)
+    threads = next((node.threads for node in (record.outcome.nodes if record.outcome else ())), None)
+    config = RunConfig(**{**values, "env": [], "threads": values.get("threads") or threads})
     if on is not None:
         config = dataclasses.replace(config, on=on)
     if record.image is not None and config.on == "docker" and _is_here(record.image.id):
@@ -60,7 +72,7 @@ def recorded_config(record: Record, on: Backend | None) -> RunConfig:
 
 def _is_here(image: str) -> bool:
     try:
-        requests.engine_facts(image)
+        requests.image_named(image)
     except ImageNotFound:
         return False
     return True
@@ -106,8 +118,9 @@ def _differences(record: Record, store: Store, config: RunConfig) -> list[Differ
     image = _image_today(record) if config.on == "docker" and record.image else None
     found += replay.plan_differences(record, _runtime(record).digest, image)
     found += replay.hardware_differences(record, codec.to_dict(hardware.probe()))
-    if config.on == "local" and record.plan.backend == "local":
-        found += replay.package_differences(record, {str(d.metadata["Name"]): d.version for d in distributions()})
+    if config.on == "local":
+        now = installed() | {"python": platform.python_version()}
+        found += replay.package_differences(record, now)
     return found
 
 
@@ -116,6 +129,6 @@ def _image_today(record: Record) -> str | None:
     if record.image is None:
         return None
     try:
-        return requests.engine_facts(record.image.reference).image.id
+        return requests.image_named(record.image.reference).id
     except ImageNotFound:
         return "not there"

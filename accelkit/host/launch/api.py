@@ -17,21 +17,22 @@ import accelkit
 from accelkit.contract import codec, names
 from accelkit.host import process, render
 from accelkit.host.errors import KitError, UsageError
-from accelkit.host.launch import environment, outcome, planning, secrets
+from accelkit.host.launch import environment, folders, outcome, secrets
 from accelkit.host.launch.backends import base
 from accelkit.host.launch.backends.local import LocalBackend
 from accelkit.host.launch.events import NodeExited
 from accelkit.host.launch.request import Prepared, Request, prepare
+from accelkit.host.launch.screen import Screen
 from accelkit.host.launch.signals import Guard
-from accelkit.host.launch.supervise import Screen, Supervisor
-from accelkit.host.runs import capture, liveness, metrics
-from accelkit.host.runs.record import CodeState, Outcome, OutcomeState, Record, RootCause
-from accelkit.host.runs.store import EXCHANGE_FOLDER, OUTPUTS_FOLDER, Store
+from accelkit.host.launch.supervise import Supervisor
+from accelkit.host.runs import capture, liveness, results
+from accelkit.host.runs.record import CodeState, FileDigest, Outcome, OutcomeState, Record, RootCause
+from accelkit.host.runs.store import EXCHANGE_FOLDER, Store
 
 DETACHED_LOG: Final = "kit.log"
 """File of the run's folder that a detached supervisor writes what it would print."""
 
-SUPERVISOR_PATIENCE: Final = 10.0
+SUPERVISOR_PATIENCE: Final = 60.0
 """Seconds that a detached supervisor gets to start."""
 
 
@@ -56,14 +57,13 @@ def run_interactive(request: Request, guard: Guard) -> Record:
     try:
         record = record_run(prepared)
         guard.redirect(lambda _number: None)
-        code = backend.interactive()
+        code, told = backend.interactive()
     finally:
         _clean(backend, prepared.plan.run_id)
         guard.redirect(None)
         release(prepared)
-    ended = _ended(record, [NodeExited(0, code)], "failed" if code else "ok", started_at)
-    prepared.store.update(ended)
-    return ended
+    state: OutcomeState = told or ("failed" if code else "ok")
+    return _write_down(prepared.store, ended(record, [NodeExited(0, code)], state, started_at))
 
 
 def shell(request: Request, command: list[str], guard: Guard) -> int:
@@ -76,7 +76,7 @@ def shell(request: Request, command: list[str], guard: Guard) -> int:
     try:
         _lay_out(prepared, run_dir)
         guard.redirect(lambda _number: None)
-        return backend.shell(command)
+        return backend.shell(command)[0]
     finally:
         _clean(backend, prepared.plan.run_id)
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -92,10 +92,22 @@ def release(prepared: Prepared) -> None:
 def record_run(prepared: Prepared) -> Record:
     """Write the run's folder: record, launch spec, artefacts, secrets. From here on it can be found, supervised, cleaned."""
     request, plan = prepared.request, prepared.plan
-    inputs = capture.digest_paths(request.workdir, request.config.inputs)
+    inputs = capture.digest_inputs(request.workdir, request.config.inputs)
     run_dir = prepared.store.prepare(plan.run_id)
-    code = _code(prepared, run_dir)
-    record = Record(
+    try:
+        record = _record(prepared, _code(prepared, run_dir), inputs)
+        _lay_out(prepared, run_dir)
+        prepared.store.create(record)
+    except BaseException:  # nothing was started: nothing of it stays
+        secrets.remove(plan.run_id)
+        shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+    return record
+
+
+def _record(prepared: Prepared, code: CodeState, inputs: dict[str, FileDigest]) -> Record:
+    request, plan = prepared.request, prepared.plan
+    return Record(
         run_id=plan.run_id,
         created_at=time.time(),
         command=request.command,
@@ -109,17 +121,20 @@ def record_run(prepared: Prepared) -> Record:
         packages={"accelkit": accelkit.__version__, "python": sys.version.split()[0]},
         inputs=inputs,
         reproduces=request.reproduces,
+        supervisor=liveness.this_process(),
     )
-    _lay_out(prepared, run_dir)
-    prepared.store.create(record)
-    return record
 
 
 def _code(prepared: Prepared, run_dir: Path) -> CodeState:
     """The code that will run: captured, or for a reproduced run the recorded one, whose files are copied along."""
     request = prepared.request
+    if not request.records_code:
+        return CodeState(kind="copy", root=str(request.workdir), complete=False)
     if request.code is None or request.reproduces is None:
-        return capture.capture_code(request.workdir, run_dir, exclude=request.config.outputs)
+        code = capture.capture_code(request.workdir, run_dir, exclude=request.config.outputs)
+        for warning in code.warnings:
+            render.warn(warning)
+        return code
     for stored in (request.code.diff, request.code.manifest):
         if stored is not None:
             shutil.copyfile(prepared.store.run_dir(request.reproduces) / stored.name, run_dir / stored.name)
@@ -132,17 +147,8 @@ def _lay_out(prepared: Prepared, run_dir: Path) -> None:
     codec.write(run_dir / EXCHANGE_FOLDER / names.SPEC_FILE, plan.spec)
     for name, text in base.make(plan).artefacts().items():
         codec.write_text(run_dir / name, text)
-    planning.home_folder().mkdir(parents=True, exist_ok=True)
-    if uid not in (os.getuid(), 0):
-        _open_to_others(run_dir)
+    folders.make(plan)
     secrets.lay_out(plan.run_id, config.secret, environment.current(), uid)
-
-
-def _open_to_others(run_dir: Path) -> None:
-    """With --user the ranks are somebody else, who must be able to write the run's folders and the home."""
-    folders = (EXCHANGE_FOLDER, f"{EXCHANGE_FOLDER}/{names.LOGS_FOLDER}", OUTPUTS_FOLDER)
-    for folder in (*(run_dir / name for name in folders), planning.home_folder()):
-        folder.chmod(0o777)
 
 
 def supervise_run(
@@ -165,11 +171,20 @@ def supervise_run(
         guard.redirect(lambda _number: None)
         _clean(backend, plan.run_id)
         guard.redirect(None)
-    ended = finish(record, supervisor, started_at)
-    store.update(ended)
+    over = _write_down(store, finish(record, supervisor, started_at))
     if supervisor.error is not None and supervisor.signal is None:
         raise supervisor.error
-    return ended
+    return over
+
+
+def _write_down(store: Store, record: Record) -> Record:
+    """Write a run's end into its record, and then what it left, which may take a while to read. Returns the whole record."""
+    has_left = results.are_there(record)
+    if has_left:
+        store.update(record)
+        record = results.add(record)
+    store.update(record)
+    return record
 
 
 def _clean(backend: base.Backend, run_id: str) -> None:
@@ -182,10 +197,12 @@ def _clean(backend: base.Backend, run_id: str) -> None:
 
 def finish(record: Record, supervisor: Supervisor, started_at: float) -> Record:
     """The record of a supervised run that has ended."""
-    ended = _ended(record, supervisor.exits, supervisor.state, started_at)
-    if ended.outcome is None:
-        return ended
-    root = ended.outcome.root_cause
+    over = ended(record, supervisor.exits, supervisor.state, started_at)
+    if over.outcome is None:
+        return over
+    if supervisor.state == "timeout" and outcome.failed_before(over.outcome, started_at + (record.plan.timeout or 0.0)):
+        return dataclasses.replace(over, outcome=dataclasses.replace(over.outcome, state="failed"))
+    root = over.outcome.root_cause
     if supervisor.error is not None:
         root = RootCause(rank=None, node=None, cause="kit-error", message=supervisor.error.message)
     elif supervisor.signal is not None:
@@ -194,19 +211,17 @@ def finish(record: Record, supervisor: Supervisor, started_at: float) -> Record:
         root = RootCause(
             rank=None, node=None, cause="timeout", message=f"stopped after --timeout, {record.plan.timeout:g} s"
         )
-    code = _exit_code(supervisor, ended.outcome.exit_code)
-    return dataclasses.replace(ended, outcome=dataclasses.replace(ended.outcome, exit_code=code, root_cause=root))
+    code = _exit_code(supervisor, over.outcome.exit_code)
+    return dataclasses.replace(over, outcome=dataclasses.replace(over.outcome, exit_code=code, root_cause=root))
 
 
-def _ended(record: Record, exits: list[NodeExited], state: OutcomeState, started_at: float) -> Record:
-    """The record with outcome, metrics, and digests of what the run wrote."""
+def ended(record: Record, exits: list[NodeExited], state: OutcomeState, started_at: float) -> Record:
+    """The record with its outcome."""
     plan = record.plan
     ranks, nodes, problems = outcome.collect(plan)
     root = outcome.root_cause(plan, ranks, exits)
     if problems and root is None:
         root = RootCause(rank=None, node=None, cause="kit-error", message=problems[0])
-    run_dir = Path(plan.run_dir)
-    spec_file = run_dir / EXCHANGE_FOLDER / names.SPEC_FILE  # its time is of the same clock as the outputs'
     return dataclasses.replace(
         record,
         state="ended",
@@ -218,11 +233,6 @@ def _ended(record: Record, exits: list[NodeExited], state: OutcomeState, started
             root_cause=root,
             ranks=ranks,
             nodes=nodes,
-        ),
-        metrics=metrics.read(run_dir / EXCHANGE_FOLDER / names.METRICS_FILE),
-        outputs=capture.digest_paths(run_dir / OUTPUTS_FOLDER, ["."]),
-        workdir_outputs=capture.written_since(
-            Path(plan.workdir), record.config["run.outputs"].value, spec_file.stat().st_mtime
         ),
     )
 
@@ -240,16 +250,25 @@ def detach(prepared: Prepared) -> Record:
     run_dir = Path(record.plan.run_dir)
     reservation = prepared.reservation
     keep = (reservation.fileno(),) if reservation else ()
+    words = [sys.executable, "-m", "accelkit.host.launch.detached", str(run_dir)]
     with (run_dir / DETACHED_LOG).open("ab") as log:
-        process.Child(
-            [sys.executable, "-m", "accelkit.host.launch.detached", str(run_dir)], stdout=log, stderr=log, keep=keep
-        )
-    _await_supervisor(prepared.store, record.run_id)
+        # In the run's own folder, where no file of the user's can be taken for a module.
+        child = process.Child(words, cwd=run_dir, stdout=log, stderr=log, keep=keep)
+    _await_supervisor(prepared.store, record.run_id, child)
     return record
 
 
-def _await_supervisor(store: Store, run_id: str) -> None:
-    """Until the supervisor has put its name into the record, so that whoever looks next sees a run that lives."""
+def _await_supervisor(store: Store, run_id: str, child: process.Child) -> None:
+    """Until the supervisor has put its name into the record, so that whoever looks next sees a run that lives. Raises KitError."""
     deadline = time.monotonic() + SUPERVISOR_PATIENCE
-    while store.load(run_id).state == "planned" and time.monotonic() < deadline:
+    while store.load(run_id).state == "planned":
+        if child.poll() is not None or time.monotonic() > deadline:
+            child.kill_group()
+            secrets.remove(run_id)
+            log = store.run_dir(run_id) / DETACHED_LOG
+            said = log.read_text(errors="replace").strip().splitlines()
+            raise KitError(
+                f"the supervisor of run {run_id} did not start: {said[-1] if said else 'it said nothing'}",
+                hint=str(log),
+            )
         time.sleep(0.02)

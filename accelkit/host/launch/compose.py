@@ -7,7 +7,7 @@ import yaml
 
 from accelkit.contract import names
 from accelkit.host import paths
-from accelkit.host.launch.plan import ContainerPlan, LaunchPlan, NodePlan
+from accelkit.host.launch.plan import ContainerPlan, DevicePlan, LaunchPlan, NodePlan
 from accelkit.host.launch.stage import BOOT
 
 FILE: Final = "compose.yaml"
@@ -33,7 +33,7 @@ def render(plan: LaunchPlan) -> str:
     if plan.container.secrets:
         document["secrets"] = {name: {"file": file} for name, file in sorted(plan.container.secrets.items())}
     head = f"# Run {plan.run_id}, written by kit. Start it again by hand: docker compose -f {FILE} up\n"
-    return head + yaml.safe_dump(document, sort_keys=False, width=120)
+    return head + yaml.safe_dump(_escaped(document), sort_keys=False, width=120)
 
 
 def project(run_id: str) -> str:
@@ -53,7 +53,7 @@ def boot_command(node: int) -> list[str]:
 
 
 def _service(plan: LaunchPlan, container: ContainerPlan, node: NodePlan) -> dict[str, Any]:
-    parts = [_part("node"), _part(hardware_file(container.image.hardware))]
+    parts = [_part("node"), hardware_part(container.devices, container.gpus)]
     own: dict[str, Any] = {
         "image": container.image.id,
         "container_name": node.container_name,
@@ -76,13 +76,26 @@ def _service(plan: LaunchPlan, container: ContainerPlan, node: NodePlan) -> dict
     merged: dict[str, Any] = {}
     for part in (*parts, own):
         merged = merge(merged, part)
-    _fill_gpus(merged, container)
     return merged
 
 
-def hardware_file(hardware: str) -> str:
-    """The per-hardware part that an image's containers need: its own, or the one for CPU."""
-    return hardware if (paths.data_folder("compose") / f"{hardware}.yaml").is_file() else "cpu"
+def hardware_part(given: DevicePlan, gpus: tuple[str, ...]) -> dict[str, Any]:
+    """The part of a service that gives it its hardware."""
+    part: dict[str, Any] = {"environment": dict(given.environment)} if given.environment else {}
+    reserved: dict[str, Any] | None = None
+    if given.cdi:
+        reserved = {"driver": "cdi", "device_ids": list(given.cdi)}
+    elif given.driver:
+        reserved = {"driver": given.driver, "capabilities": list(given.capabilities), "device_ids": list(gpus)}
+    if reserved:
+        part["deploy"] = {"resources": {"reservations": {"devices": [reserved]}}}
+    if given.paths:
+        part["devices"] = [f"{path}:{path}" for path in given.paths]
+    if given.groups:
+        part["group_add"] = list(given.groups)
+    if given.privileged:
+        part |= {"privileged": True, "cap_drop": [], "security_opt": []}
+    return part
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,13 +115,17 @@ def _part(name: str) -> dict[str, Any]:
 
 def _volume(source: str, target: str, *, read_only: bool) -> dict[str, Any]:
     """The long form, without create_host_path: a source that is not there is an error, never a folder of root's."""
-    return {"type": "bind", "source": _escape(source), "target": _escape(target), "read_only": read_only,
+    return {"type": "bind", "source": source, "target": target, "read_only": read_only,
             "bind": {"create_host_path": False}}  # fmt: skip
 
 
-def _escape(text: str) -> str:
-    """Compose replaces $NAME in its files; a path means itself."""
-    return text.replace("$", "$$")
+def _escaped(part: Any) -> Any:
+    """The document with every text meaning itself: Compose replaces $NAME in its files."""
+    if isinstance(part, dict):
+        return {name: _escaped(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_escaped(value) for value in part]
+    return part.replace("$", "$$") if isinstance(part, str) else part
 
 
 def _limits(container: ContainerPlan) -> dict[str, Any]:
@@ -121,18 +138,13 @@ def _limits(container: ContainerPlan) -> dict[str, Any]:
 
 
 def _network(plan: LaunchPlan, node: NodePlan) -> dict[str, Any]:
-    """One node: the engine's default bridge. Several: the run's network, every name known by address without asking a DNS server."""
+    """One node: the engine's default bridge, or the machine's own network where its hardware needs that.
+
+    Several: the run's network, every name known by address without asking a DNS server.
+    """
     if plan.network is None:
-        return {"network_mode": "bridge"}
+        return {"network_mode": "host" if plan.container and plan.container.devices.host_network else "bridge"}
     return {
         "networks": {"run": {"ipv4_address": node.address, "aliases": [node.name]}},
         "extra_hosts": {peer.name: peer.address for peer in plan.nodes if peer.index != node.index},
     }
-
-
-def _fill_gpus(service: dict[str, Any], container: ContainerPlan) -> None:
-    devices = service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
-    if devices and container.gpus:
-        devices[0]["device_ids"] = list(container.gpus)
-    elif devices:
-        del service["deploy"]

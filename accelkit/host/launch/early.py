@@ -4,14 +4,22 @@ Their `boot` reads where its spec lies from standard input; one that is not want
 or there would be nothing to win.
 """
 
+import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from accelkit.contract import names
-from accelkit.host import process
+from accelkit.host import paths, process
+from accelkit.host.errors import KitError
 from accelkit.host.launch import environment
 from accelkit.host.launch.stage import BOOT, Staged, stage_runtime
+from accelkit.host.runs import ids
+
+_OTHERS: Final = {"--help", "-h", "--dry-run", "--detach", "-d", "--interactive"}
+"""With these, no local node starts at once."""
 
 
 class EarlyNodes:
@@ -21,15 +29,19 @@ class EarlyNodes:
         """Start `nodes` of them in `workdir`, with the staged runtime of this installation."""
         self.run_id = run_id
         self.staged: Staged = stage_runtime()
-        self._waiting = {
-            index: process.Child(
+        self._workdir = workdir
+        self._waiting: dict[int, process.Child] = {}
+        self.be(nodes)
+
+    def be(self, nodes: int) -> None:
+        """Start those of `nodes` that are not up,."""
+        for index in range(len(self._waiting), nodes):
+            self._waiting[index] = process.Child(
                 command(sys.executable, str(self.staged.folder), "-", index),
-                cwd=workdir,
-                env=variables(str(self.staged.folder), run_id, index),
+                cwd=self._workdir,
+                env=variables(str(self.staged.folder), self.run_id, index),
                 stdin=process.PIPE,
             )
-            for index in range(nodes)
-        }
 
     def take(self, node: int, spec: str) -> process.Child:
         """The process of this node, told where its spec lies; it is the caller's from now on."""
@@ -43,6 +55,34 @@ class EarlyNodes:
             child.kill_group()
             child.wait()
         self._waiting.clear()
+
+
+_guessed: list[EarlyNodes] = []
+
+
+def guess(arguments: Sequence[str]) -> None:
+    """Start a node for what looks like a local run, before anything is imported that can read a command line.
+
+    A guess that was wrong starts no rank: a node that nobody takes ends with kit. What is wrong with the machine is said later, by
+    whoever starts the nodes that are wanted.
+    """
+    if (
+        arguments[0] in ("run", "launch")
+        and "--on" in arguments
+        and "local" in arguments
+        and not _OTHERS & set(arguments)
+    ):
+        workdir = Path.cwd()
+        with contextlib.suppress(KitError, OSError):
+            _guessed.append(EarlyNodes(workdir, ids.new_id(paths.project_runs(workdir)), 1))
+
+
+def start(nodes: int) -> EarlyNodes:
+    """As many local nodes in the current folder, with the one that was guessed. Raises KitError when they cannot be staged."""
+    workdir = Path.cwd()
+    early = _guessed.pop() if _guessed else EarlyNodes(workdir, ids.new_id(paths.project_runs(workdir)), nodes)
+    early.be(nodes)
+    return early
 
 
 def command(python: str, runtime: str, spec: str, node: int) -> list[str]:

@@ -39,7 +39,10 @@ def refused(name: str) -> bool:
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment for local ranks: all of it, less rank and rendezvous variables and kit's own."""
-    own = (*names.RANK_ENV_PATTERNS, names.ENV_SPEC, names.ENV_RUN_ID, names.ENV_NODE_NAME, names.ENV_METRICS_FILE)
+    own = (
+        *names.RANK_ENV_PATTERNS, names.ENV_SPEC, names.ENV_RUN_ID, names.ENV_NODE_NAME, names.ENV_METRICS_FILE,
+        names.ENV_OUTPUT_DIR, names.ENV_SECRETS_DIR, names.ENV_IMAGE_DIGEST,
+    )  # fmt: skip
     return {n: v for n, v in environ.items() if not any(fnmatch.fnmatchcase(n, pattern) for pattern in own)}
 
 

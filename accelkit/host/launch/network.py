@@ -32,7 +32,7 @@ def free_subnet(run_id: str, nodes: int, taken: Iterable[str]) -> str:
         if not any(subnet.overlaps(other) for other in used if other.version == subnet.version):
             return str(subnet)
     raise KitError(
-        f"no free subnet of {_POOL} is left for the run's network", hint="kit runs clean --all removes old ones"
+        f"no free subnet of {_POOL} is left for the run's network", hint="kit runs clean removes those of ended runs"
     )
 
 
@@ -70,6 +70,11 @@ class PortReservation:
             self._socket.bind(("::" if self._socket.family == socket.AF_INET6 else "0.0.0.0", port or 0))  # noqa: S104
             if port is not None:
                 _refuse_listener(port)
+        except PermissionError as error:
+            self._socket.close()
+            raise UsageError(
+                f"--port {port}: only root may use it", hint="take one above 1023, or leave --port out: kit picks one"
+            ) from error
         except OSError as error:
             self._socket.close()
             raise UsageError(

@@ -7,7 +7,7 @@ from accelkit.contract import codec, names
 from accelkit.contract.results import NodeReport, RankResult
 from accelkit.host.launch.events import NodeExited
 from accelkit.host.launch.plan import LaunchPlan
-from accelkit.host.runs.record import RootCause
+from accelkit.host.runs.record import Outcome, RootCause
 
 KILLED: Final = 137
 NOT_RUNNABLE: Final = (126, 127)
@@ -72,16 +72,28 @@ def _rank_cause(plan: LaunchPlan, result: RankResult) -> RootCause:
 
 def describe(plan: LaunchPlan, result: RankResult) -> str:
     """What became of a rank, as the rest of a sentence that begins with its name."""
+    code = f"(exit code {result.exit_code})"
     if result.cause == "error" and result.error:
         place = f" at {result.error.file}:{result.error.line}" if result.error.file else ""
-        return f"raised {result.error.type}: {_first_line(result.error.message)}{place} (exit code {result.exit_code})"
+        return (
+            f"raised {result.error.type}: {_first_line(result.error.message)}{place} {code}{_memory_note(plan, result)}"
+        )
     if result.cause == "oom":
-        return f"ran out of memory: the kernel killed it at {memory_words(plan)} (exit code {result.exit_code})"
+        return f"ran out of memory: the kernel killed it at {memory_words(plan)} {code}"
     if result.cause == "signal":
-        return f"was killed by {result.signal} (exit code {result.exit_code}){_signal_hint(result.signal)}"
+        return f"was killed by {result.signal} {code}{_signal_hint(result.signal)}"
     if result.cause == "stopped":
         return "was stopped by kit"
-    return "ended well" if result.cause == "ok" else f"exited with code {result.exit_code}"
+    if result.cause == "ok":
+        return "ended well"
+    return f"exited with code {result.exit_code}{_memory_note(plan, result)}"
+
+
+def _memory_note(plan: LaunchPlan, result: RankResult) -> str:
+    """What may be behind a failure that does not speak of it: a worker process that was killed for memory."""
+    if not result.memory_kills:
+        return ""
+    return f"; the kernel killed {result.memory_kills} process(es) of its node for memory, at {memory_words(plan)}"
 
 
 def memory_words(plan: LaunchPlan) -> str:
@@ -112,3 +124,8 @@ def _node_cause(ended: NodeExited) -> RootCause:
 
 def _first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else "(no message)"
+
+
+def failed_before(ended: Outcome, limit: float) -> bool:
+    """Whether a rank had failed by itself before `limit` (seconds since the epoch), when a run's time was up."""
+    return any(rank.cause not in ("ok", "stopped") and rank.ended_at < limit for rank in ended.ranks)

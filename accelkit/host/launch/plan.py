@@ -3,16 +3,17 @@
 `--dry-run` prints it, the record keeps it, a supervisor or `kit reproduce` starts from it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal
 
 from accelkit.contract import names
+from accelkit.contract.data import data
 from accelkit.contract.spec import LaunchSpec
 
 PLAN_VERSION: Final = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Mount:
     """A bind mount: a host path at a path in the container."""
 
@@ -21,7 +22,7 @@ class Mount:
     read_only: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Ulimit:
     """A limit of a container; -1 is unlimited."""
 
@@ -30,7 +31,7 @@ class Ulimit:
     hard: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class ImagePlan:
     """The image that every node of a run uses."""
 
@@ -44,9 +45,42 @@ class ImagePlan:
     """Repository digests, where the engine knows them."""
     hardware: str = "cpu"
     """Name of the hardware image it was built from (label accelkit.image), else cpu."""
+    driver: str = ""
+    """The oldest driver that it runs with (label accelkit.driver); empty where that is no matter."""
+    capabilities: str = ""
+    """Compute capabilities of its kernels (label accelkit.capabilities); a plus at the end: and newer ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
+class EngineDevices:
+    """What the engine can pass to containers."""
+
+    runtimes: tuple[str, ...] = ()
+    cdi_folders: tuple[str, ...] = ()
+    """Where it looks for CDI specifications; empty where it knows no CDI."""
+
+
+@data
+class DevicePlan:
+    """How containers get their hardware."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    driver: str | None = None
+    """Driver of the device request, by UUID."""
+    capabilities: tuple[str, ...] = ()
+    cdi: tuple[str, ...] = ()
+    """CDI devices instead of a request."""
+    paths: tuple[str, ...] = ()
+    """Device files."""
+    groups: tuple[str, ...] = ()
+    """IDs of the groups that own them."""
+    privileged: bool = False
+    host_network: bool = False
+    memlock: bool = False
+    """Locked memory as much as the machine allows."""
+
+
+@data
 class ContainerPlan:
     """What all containers of a run share, whatever starts them (Compose, testcontainers, ...)."""
 
@@ -65,13 +99,14 @@ class ContainerPlan:
     """Bytes."""
     gpus: tuple[str, ...] = ()
     """GPU indices or UUIDs; ("all",) for all."""
+    devices: DevicePlan = field(default_factory=DevicePlan)
     secrets: dict[str, str] = field(default_factory=dict)
     """Name -> file on the host that holds the value while the run lives. The value itself is never here."""
     stop_grace: int = 8
     """Seconds between the engine's SIGTERM and its SIGKILL."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class NetworkPlan:
     """The run's own network; only with several containers."""
 
@@ -80,7 +115,7 @@ class NetworkPlan:
     """CIDR that no other network of the engine and no route of this machine uses."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class NodePlan:
     """One node: a container, or a process group of this machine."""
 
@@ -92,7 +127,7 @@ class NodePlan:
     """Its fixed address on the run's network."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class LaunchPlan:
     """The whole plan."""
 

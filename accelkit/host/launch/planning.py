@@ -3,19 +3,24 @@
 import os
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
 
 from accelkit.contract import names
+from accelkit.contract.data import data
 from accelkit.contract.spec import LaunchSpec, Program, RuntimeSettings
-from accelkit.host import paths
+from accelkit.contract.strategies import by_part
 from accelkit.host.config import syntax
 from accelkit.host.config.model import RunConfig
 from accelkit.host.errors import UsageError
-from accelkit.host.launch import environment, network, secrets, topology
+from accelkit.host.hardware import Hardware
+from accelkit.host.image import catalogue
+from accelkit.host.launch import devices, environment, folders, network, secrets, topology
 from accelkit.host.launch.plan import (
     ContainerPlan,
+    DevicePlan,
+    EngineDevices,
     ImagePlan,
     LaunchPlan,
     Mount,
@@ -30,11 +35,9 @@ NOFILE: Final = 1 << 20
 STACK: Final = 64 << 20
 DETERMINISTIC_THREADS: Final = 1
 DETERMINISTIC_SEED: Final = 0
-PASSWD: Final = "passwd"  # noqa: S105  (a file's name)
-"""File of the run's folder that containers see as /etc/passwd."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Place:
     """Where a run happens on the host, and what was found there."""
 
@@ -48,11 +51,13 @@ class Place:
     environ: Mapping[str, str]
     python: str
     """Interpreter of local ranks."""
+    user_dir: Path | None = None
+    """Where `kit` was typed, when the code that runs was laid out elsewhere: what is mounted and is no code lies there."""
     extra_mounts: tuple[Mount, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class EngineFacts:
     """What the engine told: the image, its networks, whether its users are remapped."""
 
@@ -60,6 +65,7 @@ class EngineFacts:
     taken_subnets: tuple[str, ...] = ()
     root_inside: bool = False
     """Rootless or remapped: the caller is root inside the container."""
+    devices: EngineDevices = field(default_factory=EngineDevices)
 
 
 def plan_local(config: RunConfig, program: Program, place: Place, topo: Topology, port: int) -> LaunchPlan:
@@ -82,16 +88,32 @@ def plan_local(config: RunConfig, program: Program, place: Place, topo: Topology
     )
 
 
-def plan_docker(config: RunConfig, program: Program, place: Place, topo: Topology, engine: EngineFacts) -> LaunchPlan:
-    """A plan of one container a node on one engine; several nodes get a network of their own."""
-    mounts = _mounts(config, place)
-    check_program(program, place.workdir, mounts)
+def plan_docker(
+    config: RunConfig,
+    program: Program,
+    place: Place,
+    topo: Topology,
+    engine: EngineFacts,
+    machine: Hardware,
+    port: int | None = None,
+) -> LaunchPlan:
+    """A plan of one container a node on one engine; several nodes get a network of their own.
+
+    `port`: one of this machine's that is reserved, where containers use its own.
+    """
+    user = _user(config, root_inside=engine.root_inside)
+    mounts = _mounts(config, place, engine.image, user[0])
+    check_program(program, place.workdir, mounts, place.shown_workdir)
+    given = devices.decide(
+        engine.image, topo.nodes, topo.gpus, machine, engine.devices, environment.asked(config.env, place.environ),
+        wanted=config.gpus is None or syntax.parse_gpus(config.gpus) != 0,
+    )  # fmt: skip
     several = topo.nodes > 1
     subnet = network.free_subnet(place.run_id, topo.nodes, engine.taken_subnets) if several else None
     spec = _spec(
         config, program, place, topo,
         address=names.node_name(0) if several else "127.0.0.1",
-        port=config.port or network.CONTAINER_PORT,
+        port=port or config.port or network.CONTAINER_PORT,
         workdir=str(place.shown_workdir or place.workdir),
         exchange=names.CONTAINER_EXCHANGE, outputs=names.CONTAINER_OUTPUTS,
         secrets_dir=names.CONTAINER_SECRETS if config.secret else None, image_digest=engine.image.id,
@@ -99,41 +121,75 @@ def plan_docker(config: RunConfig, program: Program, place: Place, topo: Topolog
     return LaunchPlan(
         backend="docker",
         spec=spec,
-        nodes=tuple(
-            NodePlan(
-                index=i,
-                name=names.node_name(i),
-                container_name=f"accelkit-{place.run_id}-{names.node_name(i)}",
-                address=network.node_address(subnet, i) if subnet else None,
-            )
-            for i in range(topo.nodes)
-        ),
+        nodes=_containers(place.run_id, topo.nodes, subnet),
         run_dir=str(place.run_dir),
         workdir=str(place.workdir),
         runtime_digest=place.staged.digest,
         runtime_dir=str(place.staged.folder),
-        container=_container(config, place, topo, engine, mounts),
+        container=_container(config, place, topo, engine.image, mounts, user, given),
         network=NetworkPlan(name=f"accelkit-{place.run_id}", subnet=subnet) if subnet else None,
         timeout=syntax.parse_duration(config.timeout) if config.timeout else None,
     )
 
 
-def check_program(program: Program, workdir: Path, mounts: tuple[Mount, ...]) -> None:
-    """Raise UsageError when a script is not there, or lies where no container can see it."""
+def _containers(run_id: str, nodes: int, subnet: str | None) -> tuple[NodePlan, ...]:
+    """A container a node, with a fixed address where they have a network."""
+    return tuple(
+        NodePlan(
+            index=i,
+            name=names.node_name(i),
+            container_name=f"accelkit-{run_id}-{names.node_name(i)}",
+            address=network.node_address(subnet, i) if subnet else None,
+        )
+        for i in range(nodes)
+    )
+
+
+def check_program(program: Program, workdir: Path, mounts: tuple[Mount, ...], shown: Path | None = None) -> None:
+    """Raise UsageError when a script is not there, or lies where no container can see it. `shown`: where containers see `workdir`."""
     if program.kind == "module":
         return
-    path = Path(os.path.normpath(workdir / program.target))
-    if not path.exists():
+    seen = Path(os.path.normpath((shown or workdir) / program.target))
+    path = _on_host(seen, mounts) if mounts else seen
+    if path is None and (workdir / program.target).exists():
+        raise UsageError(
+            f"{program.target}: outside every mount of the container, which sees {shown or workdir}",
+            hint=_where_instead(seen, mounts),
+        )
+    if path is None or not path.exists():
         raise UsageError(
             f"{program.target}: no such script in {workdir}", hint="the script comes after kit's own options"
         )
     if path.is_dir():
         raise UsageError(f"{program.target}: a folder, not a script", hint="for a package use: kit run -m PACKAGE")
-    if mounts and not any(path.is_relative_to(m.source) for m in mounts):
+    if mounts:
+        _check_link(program.target, path.resolve(), mounts)
+
+
+def _check_link(target: str, real: Path, mounts: tuple[Mount, ...]) -> None:
+    """Raise UsageError when a script turns out to be a link that no container can follow."""
+    if not any(real.is_relative_to(Path(m.source).resolve()) for m in mounts):
         raise UsageError(
-            f"{program.target}: outside every mount of the container, which sees {workdir}",
-            hint=f"run kit from a folder above it, or add --mount {path.parent}",
+            f"{target}: a link to {real}, which is outside every mount of the container",
+            hint=f"add --mount {real.parent}",
         )
+
+
+def _on_host(seen: Path, mounts: tuple[Mount, ...]) -> Path | None:
+    """The host's path of what containers see at `seen`; None where nothing of the host is mounted."""
+    holding = [m for m in mounts if seen.is_relative_to(m.target)]
+    if not holding:
+        return None
+    nearest = max(holding, key=lambda m: len(m.target))
+    return Path(nearest.source) / seen.relative_to(nearest.target)
+
+
+def _where_instead(path: Path, mounts: tuple[Mount, ...]) -> str:
+    """What to type for a script of the host that containers do not see at its own place."""
+    for mount in mounts:
+        if path.is_relative_to(mount.source):
+            return f"containers see it as {Path(mount.target) / path.relative_to(mount.source)}: run that"
+    return f"run kit from a folder above it, or add --mount {path.parent}"
 
 
 def _spec(
@@ -158,6 +214,7 @@ def _spec(
             seed=seed,
             deterministic=config.deterministic,
             grad_accum_steps=config.grad_accum_steps,
+            strategy_options=by_part(vars(config)),
         ),
         env={**environment.asked(config.env, place.environ), **place.extra_env},
         ranks_on_machine=topo.world_size,
@@ -168,13 +225,15 @@ def _spec(
 
 
 def _container(
-    config: RunConfig, place: Place, topo: Topology, engine: EngineFacts, mounts: tuple[Mount, ...]
-) -> ContainerPlan:
-    uid, gid = _user(config, root_inside=engine.root_inside)
-    passwd = Mount(source=str(place.run_dir / PASSWD), target="/etc/passwd")
-    shm = topology.GPU_SHM if topo.gpus else topology.CPU_SHM
+    config: RunConfig, place: Place, topo: Topology, image: ImagePlan, mounts: tuple[Mount, ...], user: tuple[int, int],
+    given: DevicePlan,
+) -> ContainerPlan:  # fmt: skip
+    uid, gid = user
+    passwd = Mount(source=str(place.run_dir / folders.PASSWD), target="/etc/passwd")
+    by_image = shm_of(image.hardware)
+    shm = max(topology.GPU_SHM, by_image) if topo.gpus else by_image
     return ContainerPlan(
-        image=engine.image,
+        image=image,
         user=f"{uid}:{gid}",
         workdir=str(place.shown_workdir or place.workdir),
         mounts=(*mounts, passwd),
@@ -183,15 +242,16 @@ def _container(
             names.ENV_RUN_ID: place.run_id,
         },
         shm_size=syntax.parse_size(config.shm_size) if config.shm_size else shm,
-        ulimits=_ulimits(config),
+        ulimits=_ulimits(config, memlock=given.memlock),
         cpus=syntax.parse_cpus(config.cpus) if config.cpus else None,
         memory=syntax.parse_size(config.memory) if config.memory else None,
         gpus=topo.gpus,
+        devices=given,
         secrets=secrets.plan(place.run_id, config.secret),
     )
 
 
-def _mounts(config: RunConfig, place: Place) -> tuple[Mount, ...]:
+def _mounts(config: RunConfig, place: Place, image: ImagePlan, uid: int) -> tuple[Mount, ...]:
     """The working folder at its own place, the run's folders, the runtime, a home, and what the user asked for."""
     shown = str(place.shown_workdir or place.workdir)
     own = [
@@ -199,9 +259,10 @@ def _mounts(config: RunConfig, place: Place) -> tuple[Mount, ...]:
         Mount(source=str(place.staged.folder), target=names.CONTAINER_RUNTIME),
         Mount(source=str(place.run_dir / "exchange"), target=names.CONTAINER_EXCHANGE, read_only=False),
         Mount(source=str(place.run_dir / "outputs"), target=names.CONTAINER_OUTPUTS, read_only=False),
-        Mount(source=str(home_folder()), target=names.CONTAINER_HOME, read_only=False),
+        *folders.home_mounts(uid, image),
     ]
-    return (*own, *place.extra_mounts, *(_user_mount(text, place.workdir) for text in config.mount))
+    taken = {mount.target for mount in own} | {"/", "/etc/passwd"}
+    return (*own, *place.extra_mounts, *(_user_mount(text, place, taken) for text in config.mount))
 
 
 def passwd_text(uid: int, gid: int, name: str) -> str:
@@ -212,21 +273,22 @@ def passwd_text(uid: int, gid: int, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def home_folder() -> Path:
-    """The caller's home inside containers: a cache folder that stays, so that compiled kernels and downloads are kept."""
-    return paths.cache_home() / "home"
-
-
-def _user_mount(text: str, workdir: Path) -> Mount:
+def _user_mount(text: str, place: Place, taken: set[str]) -> Mount:
+    """The mount that the user asks for; its target joins `taken`. Raises UsageError for what no engine can mount."""
     source, target, read_only = syntax.parse_mount(text)
-    path = Path(os.path.normpath(workdir / Path(source).expanduser()))
+    path = Path(os.path.normpath(place.workdir / Path(source).expanduser()))
+    if not path.exists() and place.user_dir is not None:
+        path = Path(os.path.normpath(place.user_dir / Path(source).expanduser()))
     if not path.exists():
         raise UsageError(
             f"--mount {text}: {path} does not exist", hint="make it first; kit makes no folders as root for you"
         )
-    return Mount(
-        source=str(path), target=target if target and os.path.isabs(target) else str(path), read_only=read_only
-    )
+    there = os.path.normpath(target or path)
+    if there in taken or Path(there).is_relative_to("/proc"):
+        why = "the container's own" if there == "/" or there.startswith("/proc") else "mounted already"
+        raise UsageError(f"--mount {text}: {there} is {why}", hint=f"give it another place: --mount {source}:/data")
+    taken.add(there)
+    return Mount(source=str(path), target=there, read_only=read_only)
 
 
 def _user(config: RunConfig, *, root_inside: bool) -> tuple[int, int]:
@@ -236,9 +298,15 @@ def _user(config: RunConfig, *, root_inside: bool) -> tuple[int, int]:
     return (0, 0) if root_inside else (os.getuid(), os.getgid())
 
 
-def _ulimits(config: RunConfig) -> tuple[Ulimit, ...]:
+def shm_of(hardware: str) -> int:
+    """Bytes of /dev/shm by default: what the image's data says, or a CPU image's where it is of no catalogue."""
+    return syntax.parse_size(catalogue.load(hardware).shm) if hardware in catalogue.names() else topology.CPU_SHM
+
+
+def _ulimits(config: RunConfig, *, memlock: bool) -> tuple[Ulimit, ...]:
     """The defaults and the user's own, each capped by what this machine may give (else the engine refuses to start)."""
     wanted = {"nofile": (NOFILE, NOFILE), "stack": (STACK, STACK)}
+    wanted |= {"memlock": (-1, -1)} if memlock else {}
     for text in config.ulimit:
         name, soft, hard = syntax.parse_ulimit(text)
         wanted[name] = (soft, hard)

@@ -34,10 +34,13 @@ def _lines(plan: LaunchPlan, outcome: Outcome) -> Iterator[str]:
 
 
 def _others(plan: LaunchPlan, outcome: Outcome, first: RankResult | None) -> Iterator[str]:
-    """Every other rank that did not end well, in a line each."""
+    """Every other rank that did not end well, or had left before the first failure, in a line each."""
     for other in outcome.ranks:
         if other.cause != "ok" and other is not first:
             yield f"  rank {other.rank} on {names.node_name(other.node)} {_consequence(plan, other)}"
+        elif other.cause == "ok" and first is not None and other.ended_at < first.ended_at:
+            before = first.ended_at - other.ended_at
+            yield f"  rank {other.rank} on {names.node_name(other.node)} had ended {before:.1f} s before it (exit code 0)"
     missing = plan.spec.world_size - len(outcome.ranks)
     if missing and plan.spec.world_size > 1:
         yield f"  {missing} of {plan.spec.world_size} ranks left no result"

@@ -4,29 +4,29 @@ import dataclasses
 import importlib.util
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelkit.contract import codec
+from accelkit.contract.data import data
 from accelkit.contract.spec import Program
-from accelkit.host import hardware
+from accelkit.host import hardware, render
 from accelkit.host.config.model import RunConfig
-from accelkit.host.launch import environment, network, planning
+from accelkit.host.engine import images
+from accelkit.host.engine.inquiry import Inquiry
+from accelkit.host.launch import devices, environment, network, planning
 from accelkit.host.launch.backends import base
 from accelkit.host.launch.early import EarlyNodes
-from accelkit.host.launch.plan import LaunchPlan, Mount
+from accelkit.host.launch.plan import ImagePlan, LaunchPlan, Mount
 from accelkit.host.launch.planning import EngineFacts, Place
 from accelkit.host.launch.stage import Staged, stage_runtime
 from accelkit.host.launch.topology import Topology
 from accelkit.host.runs.record import CodeState, ConfigValue
 from accelkit.host.runs.store import Store
 
-if TYPE_CHECKING:
-    import docker
 
-
-@dataclass(frozen=True, kw_only=True)
+@data
 class Request:
     """A run that somebody asks for."""
 
@@ -42,6 +42,8 @@ class Request:
     """The code that runs, when it is not `workdir` itself."""
     shown_workdir: Path | None = None
     """Where containers see the code; the same place as on the host unless it is given."""
+    records_code: bool = True
+    """Whether the record gets a copy of the code; tests, which are run again and again, do without."""
     code: CodeState | None = None
     """The recorded code that `code_dir` was laid out from; captured from `workdir` when it is None."""
     reproduces: str | None = None
@@ -54,6 +56,8 @@ class Request:
     interactive: bool = False
     early: EarlyNodes | None = None
     """Local nodes of this run that are up already."""
+    inquiry: Inquiry | None = None
+    """What the engine was asked already."""
 
 
 @dataclass(kw_only=True)
@@ -82,15 +86,22 @@ def prepare(request: Request) -> Prepared:
         staged=staged,
         environ=environment.current(),
         python=sys.executable,
+        user_dir=request.workdir if request.code_dir else None,
         extra_mounts=request.extra_mounts,
         extra_env=request.extra_env,
     )
     if request.config.on == "local":
         return _prepare_local(request, store, found, place)
-    facts = engine_facts(request.config.image)
-    topo = Topology.resolve(request.config, found.gpus, gpu_image=facts.image.hardware != "cpu")
-    plan = planning.plan_docker(request.config, request.program, place, topo, facts)
-    return Prepared(request=request, store=store, plan=_interactive(plan, request), hardware=found)
+    config = request.config
+    with closing(request.inquiry or Inquiry(config.image, networks=config.nodes > 1)) as inquiry:
+        facts = engine_facts(inquiry, several=config.nodes > 1)
+    topo = Topology.resolve(request.config, found.gpus, gpu_image=devices.asks_for_gpus(facts.image))
+    reservation = network.PortReservation(config.port) if devices.share_ports(facts.image) else None
+    port = reservation.port if reservation else None
+    plan = planning.plan_docker(request.config, request.program, place, topo, facts, found, port)
+    return Prepared(
+        request=request, store=store, plan=_interactive(plan, request), hardware=found, reservation=reservation
+    )
 
 
 def _prepare_local(request: Request, store: Store, found: hardware.Hardware, place: Place) -> Prepared:
@@ -109,8 +120,31 @@ def _interactive(plan: LaunchPlan, request: Request) -> LaunchPlan:
     return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, interactive=True))
 
 
-def engine_facts(image: str) -> EngineFacts:
-    """Ask the engine for the image, the subnets in use and how it maps users. Raises EngineUnavailable and ImageNotFound."""
+def image_named(reference: str) -> ImagePlan:
+    """The engine's image of that name, tag, ID or digest. Raises EngineUnavailable and ImageNotFound."""
+    with closing(Inquiry(reference, networks=False)) as inquiry:
+        return engine_facts(inquiry, several=False).image
+
+
+def engine_facts(inquiry: Inquiry, *, several: bool) -> EngineFacts:
+    """The image, how the engine maps users and, for several nodes, the subnets in use.
+
+    Raises EngineUnavailable and ImageNotFound.
+    """
+    image, engine = inquiry.image(), inquiry.engine()
+    subnets = inquiry.subnets() if several else ()
+    if image is None or engine is None or subnets is None:
+        return _facts_by_sdk(inquiry.reference)
+    return EngineFacts(
+        image=image,
+        taken_subnets=(*subnets, *network.host_routes()) if several else (),
+        root_inside=images.remaps_users(engine["SecurityOptions"]),
+        devices=images.devices_of(engine),
+    )
+
+
+def _facts_by_sdk(image: str) -> EngineFacts:
+    """The same through the SDK, which tells exactly what is wrong."""
     from accelkit.host.engine import client as engine
 
     client = engine.connect()
@@ -118,15 +152,10 @@ def engine_facts(image: str) -> EngineFacts:
         found = engine.find_image(client, image)
         return EngineFacts(
             image=found,
-            taken_subnets=(*_subnets(client), *network.host_routes()),
+            taken_subnets=(*images.subnets_of([n.attrs for n in client.networks.list()]), *network.host_routes()),
             root_inside=engine.runs_as_root_inside(client),
+            devices=images.devices_of(client.info()),
         )
-
-
-def _subnets(client: "docker.DockerClient") -> tuple[str, ...]:
-    """Every subnet of every network of the engine."""
-    pools = [(item.attrs.get("IPAM") or {}).get("Config") or [] for item in client.networks.list()]
-    return tuple(part["Subnet"] for pool in pools for part in pool if part.get("Subnet"))
 
 
 def torch_is_missing() -> bool:
@@ -135,6 +164,7 @@ def torch_is_missing() -> bool:
 
 
 def dry_run(prepared: Prepared) -> str:
-    """The plan and every artefact, as text: a heading a file."""
-    files = {"plan.json": codec.dumps(prepared.plan), **base.make(prepared.plan).artefacts()}
+    """The plan and every artefact, as text: a heading a file. Values that look like secrets are masked."""
+    plan = codec.dumps(render.masked(codec.to_dict(prepared.plan)))
+    files = {"plan.json": plan, **base.make(prepared.plan).artefacts()}
     return "\n".join(f"# ---- {name}\n{text}" for name, text in files.items())

@@ -4,13 +4,15 @@ While a run lives its secrets lie in a folder that only the caller can read, in 
 ($XDG_RUNTIME_DIR or /dev/shm); the folder is removed when the run ends, or by `kit runs clean`.
 """
 
+import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from accelkit.host.config import syntax
-from accelkit.host.errors import UsageError
+from accelkit.host.errors import KitError, UsageError
 
 
 def folder_of(run_id: str) -> Path:
@@ -42,14 +44,33 @@ def lay_out(run_id: str, entries: Iterable[str], environ: Mapping[str, str], uid
     if not values:
         return
     folder = folder_of(run_id)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.parent.chmod(0o700)
+    _make_private(folder.parent)
+    _make_private(folder)
     for name, value in values.items():
         handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
         with os.fdopen(handle, "wb") as file:
             file.write(value)
         if uid is not None and os.getuid() == 0:
             os.chown(folder / name, uid, -1)
+
+
+def _make_private(folder: Path) -> None:
+    """A folder that is the caller's alone, made or found. Raises KitError for one that somebody else has put there."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise KitError(
+                f"{folder}: not a folder of yours, and no place for secrets",
+                hint="set XDG_RUNTIME_DIR to a folder that only you can write",
+            )
+        folder.chmod(0o700)
+    except OSError as error:
+        raise KitError(
+            f"secrets cannot be kept in {folder}: {error.strerror}", hint="set XDG_RUNTIME_DIR to a folder of yours"
+        ) from error
 
 
 def remove(run_id: str) -> None:

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Final
 
+from accelkit.host import process
+
 HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -22,7 +24,8 @@ class Interrupted(BaseException):
 class Guard(AbstractContextManager["Guard"]):
     """While it is entered the handled signals raise Interrupted, or go to the function that `redirect` names.
 
-    Handlers are set even where the caller ignores a signal (a shell's background job ignores SIGINT). Usable in the main thread only.
+    Handlers are set even where the caller ignores a signal (a shell's background job ignores SIGINT), but for SIGHUP, which nohup ignores
+    so that what it starts goes on without its terminal. Usable in the main thread only.
     """
 
     def __init__(self) -> None:
@@ -32,7 +35,7 @@ class Guard(AbstractContextManager["Guard"]):
 
     def __enter__(self) -> "Guard":  # noqa: PYI034  (Self is not in Python 3.10)
         """Set the handlers."""
-        for number in HANDLED:
+        for number in process.unless_nohup(HANDLED):
             self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -7,11 +7,12 @@ sorted list of (relative path, SHA-256 of the content) and is part of the run's 
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from accelkit.contract.data import data
 from accelkit.host import paths
 from accelkit.host.errors import KitError
 
@@ -22,10 +23,26 @@ BOOT: Final = "kit_boot.py"
 """The file at the top of a staged tree that nodes start. Run as a file, so that a folder named accelkit in the working folder cannot
 stand in its way (as it could with `python -m`)."""
 
+SEAL: Final = "kit_seal"
+"""The file at the top of a staged tree that lists the others with their sizes and times, by which a change is seen without reading them."""
+
 _BOOT_TEXT: Final = "from accelkit.runtime.boot import main\n\nmain()\n"
 
+_ELSEWHERE: Final = ("host", "testing")
+"""Parts of the package that are not staged. Where this interpreter has accelkit installed, a rank still finds them there."""
 
-@dataclass(frozen=True, kw_only=True)
+_ELSEWHERE_TEXT: Final = '''"""Not staged: what the accelkit that is installed beside this copy has of it, if there is one."""
+
+import os
+import sys
+
+_PARENT, _NAME = os.path.split(os.path.dirname(os.path.abspath(__file__)))
+_PLACES = (os.path.join(os.path.abspath(place), "accelkit") for place in sys.path)
+__path__ = [os.path.join(place, _NAME) for place in _PLACES if place != _PARENT and os.path.isdir(os.path.join(place, _NAME))]
+'''
+
+
+@data
 class Staged:
     """A staged tree: put `folder` on PYTHONPATH."""
 
@@ -40,16 +57,18 @@ def stage_runtime(extra: tuple[str, ...] = ()) -> Staged:
     """
     files = {f"accelkit/{name}": text for name, text in _package_files(extra)}
     files[BOOT] = _BOOT_TEXT.encode()
+    for part in _ELSEWHERE:
+        files.setdefault(f"accelkit/{part}/__init__.py", _ELSEWHERE_TEXT.encode())
     digest = tree_digest(files)
     folder = paths.cache_home() / "runtime" / digest.removeprefix("sha256:")[:24]
-    if not folder.is_dir():
+    if not is_whole(folder):
         _write_tree(folder, files)
     return Staged(folder=folder, digest=digest)
 
 
 def staged_before(folder: Path, digest: str) -> Staged | None:
     """An earlier copy with this digest, checked file by file; None when it is gone or changed."""
-    if not folder.is_dir():
+    if not is_whole(folder):
         return None
     files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.py")}
     return Staged(folder=folder, digest=digest) if tree_digest(files) == digest else None
@@ -73,8 +92,27 @@ def _package_files(extra: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
                 yield path.relative_to(root).as_posix(), path.read_bytes()
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether a staged tree is there and none of its files was changed, as their sizes, times and permissions tell."""
+    try:
+        seal = (folder / SEAL).read_text(encoding="utf-8")
+        return seal == _sealed(folder, [line[: line.index("\t")] for line in seal.splitlines()])
+    except (OSError, ValueError):
+        return False
+
+
+def _sealed(folder: Path, listed: Iterable[str]) -> str:
+    """A line for each of these files and folders."""
+    lines, top = [], f"{folder}/"
+    for name in listed:
+        found = os.stat(top + name)
+        of_file = "" if stat.S_ISDIR(found.st_mode) else f"\t{found.st_size}\t{found.st_mtime_ns}"
+        lines.append(f"{name}\t{found.st_mode}{of_file}")
+    return "\n".join(lines)
+
+
 def _write_tree(folder: Path, files: dict[str, bytes]) -> None:
-    """Write to a temporary folder beside `folder` and rename it; whoever comes second keeps the first one's copy."""
+    """Write to a temporary folder beside `folder` and rename it; whoever comes second keeps the first one's copy, if that is whole."""
     import tempfile
 
     try:
@@ -90,14 +128,26 @@ def _write_tree(folder: Path, files: dict[str, bytes]) -> None:
             path = temporary / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-            path.chmod(0o444)
         _compile(temporary)
-        temporary.chmod(0o755)
+        _seal(temporary)
+        if folder.exists() and not is_whole(folder):
+            os.rename(folder, temporary / "changed")
         os.rename(temporary, folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if not folder.is_dir():
+        if not is_whole(folder):
             raise KitError(f"cannot stage the runtime in {folder}: {error.strerror}") from error
+    shutil.rmtree(folder / "changed", ignore_errors=True)
+
+
+def _seal(tree: Path) -> None:
+    """Read-only for all, whatever the caller's umask is: ranks may run as somebody else; then the list of what is there."""
+    listed = sorted(tree.rglob("*"))
+    for path in listed:
+        path.chmod(0o755 if path.is_dir() else 0o444)
+    (tree / SEAL).write_text(_sealed(tree, (path.relative_to(tree).as_posix() for path in listed)), encoding="utf-8")
+    (tree / SEAL).chmod(0o444)
+    tree.chmod(0o755)
 
 
 def _compile(tree: Path) -> None:
@@ -109,5 +159,3 @@ def _compile(tree: Path) -> None:
     from py_compile import PycInvalidationMode
 
     compileall.compile_dir(tree, quiet=2, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
-    for path in tree.rglob("*.pyc"):
-        path.chmod(0o444)

@@ -7,10 +7,11 @@ import time
 from typing import Final
 
 from accelkit.contract import names
+from accelkit.contract.data import data
 from accelkit.host.engine import client as engine
-from accelkit.host.errors import EngineError
+from accelkit.host.errors import EngineError, RunElsewhere
 from accelkit.host.launch import outcome, secrets
-from accelkit.host.runs import liveness
+from accelkit.host.runs import laid_out, liveness
 from accelkit.host.runs.record import Outcome, Record
 from accelkit.host.runs.store import Entry, Store
 
@@ -20,8 +21,15 @@ _POLL: Final = 0.05
 
 
 def stop(store: Store, record: Record, patience: float = PATIENCE) -> Record:
-    """End a run: through its supervisor where that lives, else by hand. Returns the record with its outcome."""
+    """End a run: through its supervisor where that lives, else by hand. Returns the record with its outcome.
+
+    Raises RunElsewhere for a run of another machine, and EngineError when the engine cannot remove what it left; the rest is gone then.
+    """
     supervisor = record.supervisor
+    if supervisor is not None and not liveness.is_here(supervisor):
+        raise RunElsewhere(
+            f"run {record.run_id} was started on {supervisor.host}", hint=f"there: kit runs stop {record.run_id}"
+        )
     if supervisor is not None and liveness.is_alive(supervisor):
         os.kill(supervisor.pid, signal.SIGTERM)
         deadline = time.monotonic() + patience
@@ -35,11 +43,11 @@ def stop(store: Store, record: Record, patience: float = PATIENCE) -> Record:
 
 def sweep(run_id: str, *, with_engine: bool) -> None:
     """Remove whatever a run left: processes, secrets, and with an engine its containers, networks and volumes."""
+    _end_processes(run_id)
+    secrets.remove(run_id)
     if with_engine:
         with engine.engine_errors("removing what the run left"):
             engine.remove_all(engine.connect(), run_id)
-    _end_processes(run_id)
-    secrets.remove(run_id)
 
 
 def _end_processes(run_id: str) -> None:
@@ -78,18 +86,31 @@ def _finalise(store: Store, record: Record) -> Record:
     return record
 
 
-def clean(store: Store, entries: list[Entry], alive: set[str]) -> list[str]:
-    """Sweep every run that is not in `alive`, and what is labelled with a run of this project that has no folder. Returns the IDs swept."""
+@data
+class Cleaned:
+    """What `clean` did, run IDs each."""
+
+    swept: tuple[str, ...]
+    left: tuple[str, ...]
+    """Containers may be left of these: there is no engine to ask."""
+    laid_out: int
+    """Folders of recorded code that were removed."""
+
+
+def clean(store: Store, entries: list[Entry]) -> Cleaned:
+    """Remove what is left of `entries`, and recorded code that a killed `kit reproduce` had laid out."""
     try:
-        client = engine.connect()
+        engine.connect()
+        has_engine = True
     except EngineError:
-        client = None
-    swept = []
+        has_engine = False
+    swept, left = [], []
     for entry in entries:
-        if entry.run_id in alive:
+        sweep(entry.run_id, with_engine=has_engine)
+        if not has_engine and (entry.record is None or entry.record.plan.backend == "docker"):
+            left.append(entry.run_id)
             continue
-        sweep(entry.run_id, with_engine=client is not None)
         if entry.record is not None:
             _finalise(store, entry.record)
         swept.append(entry.run_id)
-    return swept
+    return Cleaned(swept=tuple(swept), left=tuple(left), laid_out=laid_out.remove_abandoned(store))

@@ -4,10 +4,9 @@ Every wait has a limit. After a failure the nodes get FAILURE_GRACE seconds to f
 later SIGKILL. A signal to kit skips the first wait; a second signal skips the second.
 """
 
-import queue
 import threading
 import time
-from typing import Final, Protocol
+from typing import Final
 
 from accelkit.contract import names
 from accelkit.host.errors import KitError
@@ -22,6 +21,7 @@ from accelkit.host.launch.events import (
     Started,
     StartFailed,
 )
+from accelkit.host.launch.screen import Printer, Screen
 from accelkit.host.runs.record import OutcomeState
 
 FAILURE_GRACE: Final = 1.0
@@ -29,18 +29,8 @@ STOP_GRACE: Final = 6.0
 KILL_GRACE: Final = 3.0
 STACKS_GRACE: Final = 1.0
 """Seconds; the sum of the last three is below the ten in which Ctrl-C must leave nothing."""
-
-
-class Screen(Protocol):
-    """Where a run's lines and kit's remarks about it go."""
-
-    def line(self, line: Line) -> None:
-        """A line of a rank or of boot, as it came."""
-        ...
-
-    def note(self, text: str) -> None:
-        """A remark of kit's own."""
-        ...
+PRINT_GRACE: Final = 1.0
+"""Seconds that a screen gets to take the last lines after a signal."""
 
 
 class Supervisor:
@@ -50,9 +40,9 @@ class Supervisor:
         """`timeout`: seconds from the start, or None."""
         self._backend = backend
         self._nodes = nodes
-        self._screen = screen
         self._timeout = timeout
-        self._events: EventQueue = queue.SimpleQueue()
+        self._events = EventQueue()
+        self._screen = Printer(screen, self._events.printed)
         self._deadlines: dict[str, float] = {}
         self._starting = True
         self.exits: list[NodeExited] = []
@@ -75,6 +65,7 @@ class Supervisor:
                 self._take(event)
             self._check_deadlines()
         self._drain()
+        self._finish_printing()
 
     def _start(self) -> None:
         try:
@@ -91,10 +82,7 @@ class Supervisor:
 
     def _next(self) -> Event | None:
         nearest = min(self._deadlines.values(), default=None)
-        try:
-            return self._events.get(timeout=None if nearest is None else max(0.0, nearest - time.monotonic()))
-        except queue.Empty:
-            return None
+        return self._events.get(None if nearest is None else max(0.0, nearest - time.monotonic()))
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Line):
@@ -148,6 +136,7 @@ class Supervisor:
         if self.state in ("ok", "failed"):
             self.state = state
         self._deadlines.pop("timeout", None)
+        self._events.wait_no_more()
         self._backend.stop()
         self._deadlines["kill"] = time.monotonic() + STOP_GRACE
 
@@ -160,7 +149,8 @@ class Supervisor:
     def _reached(self, name: str, now: float) -> None:
         if name == "timeout":
             self._screen.note(f"time is up after {self._timeout:g} s: printing every rank's stack and stopping the run")
-            self.state = "timeout"
+            if self.state == "ok":  # a rank that failed before is still why the run failed
+                self.state = "timeout"
             self._backend.dump_stacks()
             self._deadlines["stop"] = now + STACKS_GRACE
         elif name == "stop":
@@ -174,10 +164,14 @@ class Supervisor:
 
     def _drain(self) -> None:
         """What was still in the queue when the last node had ended."""
-        while True:
-            try:
-                event = self._events.get_nowait()
-            except queue.Empty:
-                return
+        while (event := self._events.get(0.0)) is not None:
             if isinstance(event, Line):
                 self._screen.line(event)
+
+    def _finish_printing(self) -> None:
+        """Wait until all is printed; not for a reader that takes nothing once somebody wants an end."""
+        self._screen.close()
+        last = time.monotonic() + PRINT_GRACE if self.signal is not None else None
+        while not self._screen.is_done(0.1) and (last is None or time.monotonic() < last):
+            if last is None and not self._events.is_empty():  # nothing comes any more but a signal
+                last = time.monotonic() + PRINT_GRACE

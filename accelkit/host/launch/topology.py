@@ -1,8 +1,8 @@
 """The topology of a run: how many nodes, how many ranks on each, on which devices. Pure."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from accelkit.contract.data import data
 from accelkit.host.config import syntax
 from accelkit.host.config.model import RunConfig
 from accelkit.host.errors import UsageError
@@ -21,7 +21,7 @@ class Gpu(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Topology:
     """Nodes, ranks and devices of a run."""
 
@@ -54,6 +54,8 @@ class Topology:
 def choose_gpus(wanted: str | None, present: tuple[Gpu, ...], *, default_all: bool) -> tuple[str, ...]:
     """UUIDs of the GPUs that `wanted` (syntax gpus) names among `present`. Raises UsageError for one that is not there."""
     choice = syntax.parse_gpus(wanted) if wanted is not None else ("all" if default_all else 0)
+    if choice == "all" and wanted is not None and not present:
+        raise UsageError("--gpus all: this machine has none", hint="leave it out, or --gpus none; kit env lists GPUs")
     if choice == "all":
         return tuple(gpu.uuid for gpu in present)
     if isinstance(choice, int):

@@ -1,199 +1,185 @@
 """Capturing what a run starts from and leaves: the code with every change, digests of inputs and outputs.
 
-The user's tree, index and branch are never touched: changes are read through a temporary index.
+The user's tree, index, branch and objects are never touched: changes are read through a temporary index with objects of its own.
 """
 
-import hashlib
+import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from accelkit.contract import codec
-from accelkit.host import process
-from accelkit.host.errors import KitError, UsageError
-from accelkit.host.runs.record import Change, CodeState, FileDigest, StoredFile, Submodule
+from accelkit.host.errors import UsageError
+from accelkit.host.runs import copies, git
+from accelkit.host.runs.copies import STATE, digest_file
+from accelkit.host.runs.record import Change, CodeState, FileDigest, Submodule
 
-STATE: Final = ".accelkit"
 DIFF_FILE: Final = "code.diff"
-MANIFEST_FILE: Final = "code.json"
-MAX_FILE: Final = 50 << 20
-"""Bytes; a larger file outside git is known by its digest only."""
-MAX_TREE: Final = 500 << 20
-_CACHES: Final = {
-    "__pycache__",
-    ".git",
-    ".venv",
-    "venv",
-    "node_modules",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    STATE,
-}
-_PLAIN: Final = ("-c", "diff.noprefix=false", "-c", "diff.mnemonicPrefix=false")
+_PATCH: Final = (
+    *("-p", "-U3", "--binary", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv"),
+    *("--submodule=short", "--src-prefix=a/", "--dst-prefix=b/"),
+)
 """Whatever the user likes diffs to look like, ours must apply again."""
-_BLOCK: Final = 1 << 20
 
 
 def capture_code(workdir: Path, run_dir: Path, exclude: Iterable[str]) -> CodeState:
     """The code in `workdir`: commit and diff in git, a copy by content elsewhere.
 
     `exclude`: the run's outputs, relative to `workdir`; with `.accelkit` they never count as code.
+    Raises UsageError when an output is the whole of `workdir`.
     """
-    top = _git(workdir, "rev-parse", "--show-toplevel", "--verify", "HEAD")
+    outputs = _below(workdir, exclude)
+    top, why = git.ask_why(workdir, "rev-parse", "--show-toplevel", "--verify", "HEAD")
     if top is None:
-        return _copy(workdir, run_dir, tuple(exclude))
-    root, commit = top.splitlines()
-    return _from_git(Path(root), commit, workdir, run_dir, tuple(exclude))
+        code = copies.capture(workdir, run_dir, outputs)
+        distrusted = "dubious ownership" in why
+        return dataclasses.replace(code, warnings=(*code.warnings, _distrusted(why))) if distrusted else code
+    root, commit = top.rstrip("\n").rsplit("\n", 1)
+    return _from_git(Path(root), commit, workdir, run_dir, outputs)
+
+
+def _below(workdir: Path, paths: Iterable[str]) -> tuple[str, ...]:
+    """Those of `paths` that lie in `workdir`, relative to it."""
+    found = [os.path.relpath(workdir / path, workdir) for path in paths]
+    if "." in found:
+        raise UsageError("--output .: the whole working folder; name a folder in it that holds nothing else")
+    return tuple(path for path in found if not path.startswith(".."))
+
+
+def _distrusted(why: str) -> str:
+    line = next(line for line in why.splitlines() if "dubious ownership" in line)
+    return f"code is recorded as outside git: git says {line.removeprefix('fatal: ')}"
 
 
 def _from_git(root: Path, commit: str, workdir: Path, run_dir: Path, exclude: tuple[str, ...]) -> CodeState:
     subdir = os.path.relpath(workdir.resolve(), root.resolve())
     prefix = "" if subdir == "." else f"{subdir}/"
-    outside = [f":(exclude){prefix}{os.path.normpath(path)}" for path in (STATE, *exclude)]
+    own = tuple(f"{prefix}{os.path.normpath(path)}" for path in (STATE, *exclude))
+    outside = [f":(exclude,top,literal){path}" for path in own]
     with tempfile.TemporaryDirectory(prefix="accelkit-index-") as folder:
-        index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-        real = Path(_must(root, "rev-parse", "--absolute-git-dir").strip()) / "index"
-        if real.is_file():
-            # With its time: git takes an entry for unchanged when the file is older than the index.
-            shutil.copy2(real, index["GIT_INDEX_FILE"])
-        listed = _must(root, "ls-files", "-z", "-m", "-d", "-o", "--exclude-standard", "--", ":/", env=index)
-        own = tuple(f"{prefix}{os.path.normpath(path)}" for path in (STATE, *exclude))
-        changed = [p for p in listed.split("\0") if p and not any(p == o or p.startswith(f"{o}/") for o in own)]
-        stdin = "".join(f"{path}\0" for path in dict.fromkeys(changed))
-        _must(root, "update-index", "--add", "--remove", "-z", "--stdin", env=index, text=stdin)
-        base = ("diff", "--cached", "--no-ext-diff", "--no-textconv", "--no-renames")
-        diff = _must(root, *base, "--binary", "--full-index", commit, "--", ":/", *outside, env=index)
-        names = _must(root, *base, "--name-status", "-z", commit, "--", ":/", *outside, env=index) if diff else ""
-    branch = _git(root, "symbolic-ref", "--quiet", "--short", "HEAD")
+        index = _index_of_its_own(root, Path(folder))
+        listed = git.must(root, "ls-files", "-z", "-t", "-m", "-d", "-o", "--exclude-standard", "--", ":/", env=index)
+        changed, new = _listed(listed, own)
+        nested = [path for path in new if path.endswith("/")]
+        fits, left_out = copies.choose(root, [path for path in new if not path.endswith("/")])
+        stdin = "".join(f"{path}\0" for path in dict.fromkeys((*changed, *fits)))
+        git.must(root, "update-index", "--add", "--remove", "--replace", "-z", "--stdin", env=index, text=stdin)
+        places = (commit, "--", ":/", *outside)
+        listed = git.must(
+            root, "diff-index", "--cached", "--raw", "-z", "--no-renames", "--abbrev=64", *places, env=index
+        )
+        diff = git.must(root, "diff-index", "--cached", *_PATCH, *places, env=index) if listed else ""
+    branch = git.ask(root, "symbolic-ref", "--quiet", "--short", "HEAD")
+    submodules, warnings = _submodules(root)
     return CodeState(
         kind="git",
         root=str(root),
         subdir="" if subdir == "." else subdir,
         commit=commit,
         branch=branch.strip() if branch else None,
-        dirty=bool(diff),
-        diff=_store(run_dir, DIFF_FILE, diff.encode("utf-8", "surrogateescape")) if diff else None,
-        changed=_changes(names),
-        submodules=_submodules(root),
+        dirty=bool(diff or left_out),
+        diff=copies.store(run_dir, DIFF_FILE, diff.encode("utf-8", "surrogateescape")) if diff else None,
+        changed=_changes(listed),
+        submodules=submodules,
+        left_out=left_out,
+        warnings=(
+            *copies.warnings(left_out),
+            *warnings,
+            *(f"{n}: a repository of its own, not recorded" for n in nested),
+        ),
     )
+
+
+def _index_of_its_own(root: Path, folder: Path) -> dict[str, str]:
+    """Variables that make git write index and objects into `folder`, and read the repository's beside them."""
+    real = Path(git.must(root, "rev-parse", "--absolute-git-dir").strip())
+    objects = folder / "objects"
+    objects.mkdir()
+    if (real / "index").is_file():
+        # With its time: git takes an entry for unchanged when the file is older than the index.
+        shutil.copy2(real / "index", folder / "index")
+    theirs = root / git.must(root, "rev-parse", "--git-path", "objects").rstrip("\n")
+    return {
+        "GIT_INDEX_FILE": str(folder / "index"),
+        "GIT_OBJECT_DIRECTORY": str(objects),
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{theirs}"',
+    }
+
+
+def _listed(text: str, own: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Paths of `git ls-files -t`: those that git tracks and that changed, and new ones; without `own` and what is below."""
+    changed: list[str] = []
+    new: list[str] = []
+    for entry in filter(None, text.split("\0")):
+        tag, path = entry[0], entry[2:]
+        if not any(path == o or path.startswith(f"{o}/") for o in own):
+            (new if tag == "?" else changed).append(path)
+    return changed, new
 
 
 def _changes(text: str) -> tuple[Change, ...]:
+    """From `git diff-index --raw -z`: a colon, modes, object names and the status, then the path."""
     parts = text.split("\0")
-    return tuple(Change(status=parts[i][:1], path=parts[i + 1]) for i in range(0, len(parts) - 1, 2))
+    found = []
+    for about, path in zip(parts[0::2], parts[1::2], strict=False):
+        _, mode, _, content, status = about.split()
+        found.append(Change(status=status[:1], path=path, content=f"{mode} {content}"))
+    return tuple(found)
 
 
-def _submodules(root: Path) -> tuple[Submodule, ...]:
+def _submodules(root: Path) -> tuple[tuple[Submodule, ...], tuple[str, ...]]:
+    """Submodules that are checked out, nested ones too, and a warning for each with changes of its own."""
     if not (root / ".gitmodules").is_file():
-        return ()
-    lines = (_git(root, "submodule", "status") or "").splitlines()
-    return tuple(Submodule(path=line[1:].split()[1], commit=line[1:].split()[0]) for line in lines if line.strip())
-
-
-def _copy(workdir: Path, run_dir: Path, exclude: tuple[str, ...]) -> CodeState:
-    """Every file by content into the objects folder, and a manifest of them."""
-    objects = run_dir.parent.parent / "objects"
-    objects.mkdir(exist_ok=True)
-    skipped = {os.path.normpath(path) for path in exclude}
-    manifest: dict[str, FileDigest] = {}
-    left_out: dict[str, FileDigest] = {}
-    total = 0
-    for path in _walk(workdir, workdir, skipped):
-        digest = digest_file(path)
-        total += digest.size
-        name = path.relative_to(workdir).as_posix()
-        if digest.size > MAX_FILE or total > MAX_TREE:
-            left_out[name] = digest
-            continue
-        manifest[name] = digest
-        _keep(objects, path, digest)
-    text = codec.dumps(manifest)
-    return CodeState(
-        kind="copy",
-        root=str(workdir),
-        manifest=_store(run_dir, MANIFEST_FILE, text.encode()),
-        left_out=left_out,
-        complete=total <= MAX_TREE,
-        warnings=tuple(f"{n}: {d.size >> 20} MiB, not kept; declare it with --input" for n, d in left_out.items()),
+        return (), ()
+    listed = (git.ask(root, "submodule", "status", "--recursive") or "").splitlines()
+    found = [
+        Submodule(path=line[42:].rpartition(" (")[0] or line[42:], commit=line[1:41])
+        for line in listed
+        if line[:1] in " +"
+    ]
+    changed = [s.path for s in found if git.ask(root / s.path, "status", "--porcelain", "--ignore-submodules=all")]
+    return tuple(found), tuple(
+        f"{path}: a submodule with changes, which are not recorded; commit them" for path in changed
     )
 
 
-def _keep(objects: Path, path: Path, digest: FileDigest) -> None:
-    target = objects / digest.sha256
-    if digest.link is not None or target.exists():
-        return
-    handle, temporary = tempfile.mkstemp(dir=objects)
-    os.close(handle)
-    shutil.copyfile(path, temporary)
-    os.replace(temporary, target)
+def digest_inputs(workdir: Path, paths: Sequence[str]) -> dict[str, FileDigest]:
+    """Digests of every file in `paths` (files, or folders that are walked), by path relative to `workdir`; of a link the content behind it.
 
-
-def _walk(top: Path, root: Path, skipped: set[str]) -> Iterator[Path]:
-    """Files and symbolic links below `top`, sorted; caches and `skipped` (relative to `root`) left out."""
-    for entry in sorted(top.iterdir()):
-        if entry.name in _CACHES or str(entry.relative_to(root)) in skipped:
-            continue
-        if entry.is_symlink() or entry.is_file():
-            yield entry
-        elif entry.is_dir():
-            yield from _walk(entry, root, skipped)
-
-
-def digest_file(path: Path) -> FileDigest:
-    """Digest of a file's content, or of a symbolic link's target."""
-    if path.is_symlink():
-        target = os.readlink(path)
-        return FileDigest(sha256=hashlib.sha256(target.encode()).hexdigest(), size=0, link=target)
-    total, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            total.update(block)
-            size += len(block)
-    return FileDigest(sha256=total.hexdigest(), size=size)
-
-
-def digest_paths(workdir: Path, paths: Sequence[str]) -> dict[str, FileDigest]:
-    """Digests of every file in `paths` (files, or folders that are walked), by path relative to `workdir`.
-
-    Raises UsageError for a path that is not there.
+    Raises UsageError for a path that is not there, or cannot be read.
     """
     found: dict[str, FileDigest] = {}
     for text in paths:
         path = workdir / text
         if not path.exists():
             raise UsageError(f"--input {text}: not in {workdir}")
-        files = [path] if path.is_file() else _walk(path, path, set())
-        found |= {os.path.relpath(file, workdir): digest_file(file) for file in files}
+        for file in _files(path):
+            try:
+                found[os.path.relpath(file, workdir)] = digest_file(file, follow=True)
+            except OSError as error:
+                raise UsageError(f"--input {text}: {file}: {error.strerror}") from error
     return found
 
 
-def written_since(workdir: Path, paths: Sequence[str], since: float) -> dict[str, FileDigest]:
-    """Digests of the files in `paths` that were written at or after `since`; missing paths are none.
+def digest_outputs(workdir: Path, paths: Sequence[str], since: float = 0.0) -> tuple[dict[str, FileDigest], list[str]]:
+    """Digests of the files in `paths` that were written at or after `since`, and a sentence for each that cannot be read.
 
-    `since`: the modification time of a file that was written just before the run, so that one clock is compared with itself.
+    Missing paths are none. `since`: the modification time of a file that was written just before the run, so that one clock is compared
+    with itself.
     """
-    there = [text for text in paths if (workdir / text).exists()]
-    return {n: d for n, d in digest_paths(workdir, there).items() if (workdir / n).lstat().st_mtime >= since}
+    found: dict[str, FileDigest] = {}
+    unread: list[str] = []
+    for text in paths:
+        try:
+            for file in _files(workdir / text) if (workdir / text).exists() else ():
+                if file.lstat().st_mtime >= since:
+                    found[os.path.relpath(file, workdir)] = digest_file(file)
+        except OSError as error:
+            unread.append(f"{error.filename}: {error.strerror}, so it is not among the recorded outputs")
+    return found, unread
 
 
-def _store(run_dir: Path, name: str, content: bytes) -> StoredFile:
-    (run_dir / name).write_bytes(content)
-    return StoredFile(name=name, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
-
-
-def _git(folder: Path, *words: str, env: dict[str, str] | None = None) -> str | None:
-    """Output of a git command in `folder`; None when it fails or there is no git."""
-    try:
-        done = process.run(["git", "-C", str(folder), "-c", "core.quotePath=false", *words], env=env)
-    except KitError:
-        return None
-    return done.stdout if done.code == 0 else None
-
-
-def _must(folder: Path, *words: str, env: dict[str, str] | None = None, text: str | None = None) -> str:
-    command = ["git", "-C", str(folder), "-c", "core.quotePath=false", "-c", "core.autocrlf=false", *_PLAIN, *words]
-    return process.run(command, env=env, text=text, check=True).stdout
+def _files(path: Path) -> Iterable[Path]:
+    return [path] if path.is_file() else copies.walk(path, path, set())

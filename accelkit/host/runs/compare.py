@@ -1,11 +1,10 @@
 """Comparing what two runs left: final metrics by their exact value, outputs by their digest."""
 
-from dataclasses import dataclass
-
+from accelkit.contract.data import data
 from accelkit.host.runs.record import FileDigest, Record
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Comparison:
     """What was compared, and the first thing that differs."""
 

@@ -55,4 +55,5 @@ class _Tail:
             lines.append(self._rest)
             self._rest = ""
         for line in lines:
-            render.out(self._prefix + line)
+            shown = line.rstrip("\r").rpartition("\r")[2] if self._prefix else line
+            render.out(self._prefix + shown)

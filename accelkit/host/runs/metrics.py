@@ -1,4 +1,7 @@
-"""Reading the metrics that a run's main process wrote: a JSON line each, `{"step": ..., "values": {name: number}, "hex": {name: text}}`."""
+"""Reading the metrics that a run's main process wrote: a JSON line each, `{"step": ..., "values": {name: number}, "hex": {name: text}}`.
+
+A line `{"config": {...}}` is the configuration of trackers, and holds no metric.
+"""
 
 import json
 from pathlib import Path
@@ -8,18 +11,19 @@ from accelkit.host.runs.record import Metric
 
 
 def read(path: Path) -> dict[str, Metric]:
-    """Name -> last value. A missing file is no metrics; a line that was cut short (its writer was killed) ends the reading."""
+    """Name -> last value. A missing file is no metrics; a line that was cut short (its writer was killed) or is not ours ends it."""
     found: dict[str, Metric] = {}
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return found
-    for line in text.splitlines():
+    for line in text.split("\n"):
         try:
             entry: dict[str, Any] = json.loads(line)
-        except ValueError:
+            if "config" in entry:
+                continue
+            values, exact, step = entry["values"], entry["hex"], entry["step"]
+            found |= {str(name): Metric(value=values[name], hex=str(exact[name]), step=step) for name in exact}
+        except (ValueError, TypeError, KeyError):
             break
-        for name, text_form in entry.get("hex", {}).items():
-            value = entry.get("values", {}).get(name)
-            found[name] = Metric(value=value, hex=text_form, step=entry.get("step"))
     return found

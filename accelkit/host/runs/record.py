@@ -3,9 +3,10 @@
 Values of secrets are never in it, only their names.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, Literal
 
+from accelkit.contract.data import data
 from accelkit.contract.results import Cause, NodeReport, RankResult
 from accelkit.host.launch.plan import ImagePlan, LaunchPlan
 
@@ -22,7 +23,7 @@ SIGHUP). stopped: `kit runs stop`. kit-error: kit or its engine failed.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class ConfigValue:
     """A setting and where it came from ("flag --seed", "KIT_SEED", "kit.yaml:12", "default")."""
 
@@ -30,17 +31,19 @@ class ConfigValue:
     origin: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class FileDigest:
     """Content of a file, or the target of a symbolic link (whose digest is that of the target's text)."""
 
     sha256: str
+    """Empty for a file that was too large to be read."""
     size: int
     """Bytes."""
     link: str | None = None
+    executable: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class StoredFile:
     """A file of the run's folder that belongs to its record."""
 
@@ -51,16 +54,18 @@ class StoredFile:
     """Bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Change:
     """A file that differs from the commit: "A" added (or not tracked), "M" modified, "D" deleted, "T" type changed."""
 
     status: str
     path: str
     """Relative to the root of the code."""
+    content: str = ""
+    """Mode and object name that git gives it, which tell whether two changes are the same; zeros when it is deleted."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Submodule:
     """A submodule: only its commit is recorded, not changes inside it."""
 
@@ -68,7 +73,7 @@ class Submodule:
     commit: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class CodeState:
     """The code that ran.
 
@@ -90,14 +95,14 @@ class CodeState:
     submodules: tuple[Submodule, ...] = ()
     manifest: StoredFile | None = None
     left_out: dict[str, FileDigest] = field(default_factory=dict)
-    """Files that are too large to keep, known by digest only: path relative to `root` -> digest."""
+    """Files that are too large to keep, known by size only: path relative to `root` -> its size, without a digest."""
     complete: bool = True
-    """False when the folder was too large to be copied: the run cannot be laid out again."""
+    """False when the folder had too many files to be copied: the run cannot be laid out again."""
     warnings: tuple[str, ...] = ()
     """What of the code is not in the record, and why; one sentence each."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Supervisor:
     """The process that watches the run. A pid alone is reused; with its start time and the boot's ID it is not."""
 
@@ -109,7 +114,7 @@ class Supervisor:
     """Of the kernel's boot; "" where it is not known."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class RootCause:
     """The earliest failure of a run."""
 
@@ -120,7 +125,7 @@ class RootCause:
     message: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Outcome:
     """How a run ended."""
 
@@ -135,7 +140,7 @@ class Outcome:
     nodes: tuple[NodeReport, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Metric:
     """The last value of a metric."""
 
@@ -146,7 +151,7 @@ class Metric:
     step: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Record:
     """Everything that is kept of a run."""
 

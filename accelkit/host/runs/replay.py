@@ -1,26 +1,28 @@
 """Laying recorded code out again, and what differs today from what was recorded."""
 
+import contextlib
 import hashlib
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from accelkit.contract import codec
-from accelkit.host import process
+from accelkit.contract.data import data
 from accelkit.host.errors import RecordError
-from accelkit.host.runs import capture
-from accelkit.host.runs.record import CodeState, FileDigest, Record
+from accelkit.host.runs import capture, copies, git
+from accelkit.host.runs.record import Change, CodeState, FileDigest, Record
 from accelkit.host.runs.store import Store
 
 Kind = Literal["tree", "runtime", "image", "inputs", "packages", "hardware"]
 REFUSED: Final = ("image", "inputs", "packages", "hardware", "runtime")
 """Kinds that stop a reproduction unless --allow names them. The tree never does: the recorded code is what runs."""
+MAX_COPY: Final = 1 << 30
+"""Bytes; a larger input is linked into the laid-out code, not copied."""
 _STATUS: Final = {None: "as committed", "A": "added", "M": "modified", "D": "deleted", "T": "of another type"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Difference:
     """One thing that is not as it was recorded."""
 
@@ -42,44 +44,43 @@ def lay_out(record: Record, store: Store, target: Path) -> Path:
     """
     code = record.code
     if code.kind == "git":
-        _worktree(code, store.run_dir(record.run_id), target)
+        _worktree(code, store.run_dir(record.run_id), _root(code, store.workdir), target)
     else:
         _copy(code, store, store.run_dir(record.run_id), target)
     return target / code.subdir
 
 
-def remove(record: Record, target: Path) -> None:
+def remove(target: Path) -> None:
     """Remove what `lay_out` made; nothing happens when it is gone."""
-    if record.code.kind == "git" and Path(record.code.root).is_dir():
-        process.run(["git", "-C", record.code.root, "worktree", "remove", "--force", str(target)])
+    git.forget_worktrees(target)
     shutil.rmtree(target, ignore_errors=True)
 
 
-def _worktree(code: CodeState, run_dir: Path, target: Path) -> None:
+def _root(code: CodeState, workdir: Path) -> Path:
+    """Where the code's root is today: the project may have been moved since, its working folder is `workdir` now."""
+    there = Path(code.root)
+    return there if there.is_dir() else (workdir, *workdir.parents)[len(Path(code.subdir).parts)]
+
+
+def _worktree(code: CodeState, run_dir: Path, root: Path, target: Path) -> None:
     diff = _stored(run_dir, code) if code.diff else None
-    done = process.run(
-        [
-            "git",
-            "-C",
-            code.root,
-            "-c",
-            "core.hooksPath=/dev/null",
-            "worktree",
-            "add",
-            "--detach",
-            "--force",
-            str(target),
-            str(code.commit),
-        ]
-    )
-    if done.code:
-        raise RecordError(
-            f"commit {code.commit} cannot be checked out from {code.root}: {done.stderr.strip().splitlines()[-1]}"
-        )
+    _checkout(root, str(code.commit), target)
     if diff is not None:
-        applied = process.run(["git", "-C", str(target), "apply", "--binary", "--whitespace=nowarn", str(diff)])
+        applied = git.run(target, "apply", "--binary", "--whitespace=nowarn", str(diff))
         if applied.code:
             raise RecordError(f"{diff}: does not apply to {code.commit}: {applied.stderr.strip()}")
+    for submodule in code.submodules:
+        if not (root / submodule.path).is_dir():
+            raise RecordError(f"{submodule.path}: the submodule is not there; git submodule update --init brings it")
+        _checkout(root / submodule.path, submodule.commit, target / submodule.path)
+
+
+def _checkout(repository: Path, commit: str, target: Path) -> None:
+    words = ("-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--force", str(target), commit)
+    done = git.run(repository, *words)
+    if done.code:
+        why = (done.stderr.strip().splitlines() or ["git said nothing"])[-1]
+        raise RecordError(f"commit {commit} cannot be checked out from {repository}: {why}")
 
 
 def _stored(run_dir: Path, code: CodeState) -> Path:
@@ -97,8 +98,8 @@ def _stored(run_dir: Path, code: CodeState) -> Path:
 
 def _copy(code: CodeState, store: Store, run_dir: Path, target: Path) -> None:
     if not code.complete:
-        raise RecordError("the working folder was too large to be kept; it cannot be laid out again")
-    manifest = codec.loads(dict[str, FileDigest], _stored(run_dir, code).read_text(encoding="utf-8"))
+        raise RecordError("the working folder had too many files to be kept; it cannot be laid out again")
+    manifest = _manifest(run_dir, code)
     for name, digest in manifest.items():
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,9 +107,16 @@ def _copy(code: CodeState, store: Store, run_dir: Path, target: Path) -> None:
             path.symlink_to(digest.link)
             continue
         source = store.objects_dir / digest.sha256
-        if not source.is_file() or capture.digest_file(source) != digest:
+        if not source.is_file() or copies.digest_file(source).sha256 != digest.sha256:
             raise RecordError(f"{source}: missing or changed; {name} cannot be laid out")
         shutil.copyfile(source, path)
+        if digest.executable:
+            path.chmod(path.stat().st_mode | 0o111)
+
+
+def _manifest(folder: Path, code: CodeState) -> dict[str, FileDigest]:
+    text = _stored(folder, code).read_bytes().decode("utf-8", "surrogateescape")
+    return codec.loads(dict[str, FileDigest], text)
 
 
 def tree_differences(record: Record, workdir: Path, scratch: Path) -> list[Difference]:
@@ -121,23 +129,23 @@ def tree_differences(record: Record, workdir: Path, scratch: Path) -> list[Diffe
     found = []
     if then.commit != now.commit:
         found.append(Difference(kind="tree", what="commit", recorded=str(then.commit)[:12], now=str(now.commit)[:12]))
-    before, after = ({c.path: c.status for c in state.changed} for state in (then, now))
-    old, new = _sections(record.plan.run_dir, then), _sections(str(scratch), now)
+    before, after = ({c.path: c for c in state.changed} for state in (then, now))
     for path in sorted({*before, *after}):
-        if old.get(path) != new.get(path):
-            words = [_STATUS[before.get(path)], _STATUS[after.get(path)]]
-            words[1] = "otherwise" if words[0] == words[1] else words[1]
-            found.append(Difference(kind="tree", what=path, recorded=words[0], now=words[1]))
+        if before.get(path) != after.get(path):
+            there = (workdir / path).exists()
+            recorded, today = _words(before.get(path), after.get(path), there=there, moved=then.commit != now.commit)
+            found.append(Difference(kind="tree", what=path, recorded=recorded, now=today))
     return found
 
 
-def _sections(folder: str, code: CodeState) -> dict[str, str]:
-    """Path -> its part of the diff."""
-    if code.diff is None:
-        return {}
-    text = (Path(folder) / code.diff.name).read_bytes().decode("utf-8", "surrogateescape")
-    parts = text.split("diff --git ")[1:]
-    return {change.path: next((p for p in parts if p.startswith(f"a/{change.path} ")), "") for change in code.changed}
+def _words(before: Change | None, after: Change | None, *, there: bool, moved: bool) -> tuple[str, str]:
+    """What a file was and is; `there`: whether it exists, `moved`: whether commits differ."""
+    recorded, today = (_STATUS[change.status if change else None] for change in (before, after))
+    if before is None and today == "added" and not moved:
+        recorded = "not there"
+    if after is None and not there:
+        today = "not there"
+    return recorded, "otherwise" if recorded == today else today
 
 
 def _manifest_differences(
@@ -145,10 +153,7 @@ def _manifest_differences(
 ) -> list[Difference]:
     if then.kind != now.kind:
         return [Difference(kind="tree", what=str(workdir), recorded=then.kind, now=now.kind)]
-    run_dir = Path(record.plan.run_dir)
-    old, new = (
-        codec.loads(dict[str, FileDigest], _stored(d, c).read_text()) for d, c in ((run_dir, then), (scratch, now))
-    )
+    old, new = (_manifest(d, c) | c.left_out for d, c in ((Path(record.plan.run_dir), then), (scratch, now)))
     return [
         Difference(kind="tree", what=name, recorded=_short(old.get(name)), now=_short(new.get(name)))
         for name in sorted({*old, *new})
@@ -157,7 +162,7 @@ def _manifest_differences(
 
 
 def _short(digest: FileDigest | None) -> str:
-    return "not there" if digest is None else digest.sha256[:12]
+    return "not there" if digest is None else digest.sha256[:12] or f"{digest.size} bytes"
 
 
 def input_differences(record: Record, workdir: Path) -> list[Difference]:
@@ -165,7 +170,7 @@ def input_differences(record: Record, workdir: Path) -> list[Difference]:
     found = []
     for name, digest in record.inputs.items():
         path = workdir / name
-        now = capture.digest_file(path) if path.exists() else None
+        now = copies.digest_file(path, follow=True) if path.exists() else None
         if now != digest:
             found.append(Difference(kind="inputs", what=name, recorded=_short(digest), now=_short(now)))
     return found
@@ -198,8 +203,10 @@ def hardware_differences(record: Record, now: dict[str, object]) -> list[Differe
 
 
 def package_differences(record: Record, now: dict[str, str]) -> list[Difference]:
-    """Packages of the ranks' interpreter, for runs without an image; those that were there and are another version or gone."""
-    then = record.node_packages
+    """Python and packages of the ranks' interpreter, for runs without an image; those that are another version now, or gone."""
+    then = dict(record.node_packages)
+    if record.outcome and record.outcome.nodes:
+        then["python"] = record.outcome.nodes[0].python
     return [
         Difference(kind="packages", what=name, recorded=version, now=now.get(name, "not installed"))
         for name, version in then.items()
@@ -212,13 +219,22 @@ def refused(differences: list[Difference], allowed: set[str]) -> list[Difference
     return [d for d in differences if d.kind in REFUSED and d.kind not in allowed and "all" not in allowed]
 
 
-def link_inputs(record: Record, workdir: Path, laid_out: Path) -> None:
-    """Make declared inputs that are not part of the code (ignored by git, too large) reachable from the laid-out code."""
+def bring_inputs(record: Record, workdir: Path, laid_out: Path) -> None:
+    """Bring what is not part of the recorded code (declared inputs, files that were too large) to its place in the laid-out code."""
     for name in record.inputs:
-        target = laid_out / name
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(workdir / name, target)
-            except OSError:
-                shutil.copyfile(workdir / name, target)
+        _bring(workdir / name, laid_out / name)
+    root, top = _root(record.code, workdir), (laid_out, *laid_out.parents)[len(Path(record.code.subdir).parts)]
+    for name in record.code.left_out:
+        _bring(root / name, top / name)
+
+
+def _bring(source: Path, target: Path) -> None:
+    """A copy, so that the run cannot change the user's file; a link where a copy would be too large."""
+    if target.exists() or not source.is_file():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.stat().st_size > MAX_COPY:
+        with contextlib.suppress(OSError):  # another file system
+            os.link(source.resolve(), target)
+            return
+    shutil.copy(source, target)

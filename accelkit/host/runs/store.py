@@ -3,6 +3,7 @@
 .accelkit/
 .gitignore          ignores the whole folder, itself included
 objects/SHA256      files of code that is not in git, by content
+code/ID             recorded code while it runs again
 runs/ID/
 record.json     rewritten atomically: the old state or the new one, never a part
 starting.json   who makes the run; only until there is a record
@@ -12,15 +13,17 @@ outputs/        the run's own output folder
 """
 
 import contextlib
+import dataclasses
 import json
+import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from accelkit.contract import codec, names
+from accelkit.contract.data import data
 from accelkit.host import paths
-from accelkit.host.errors import RecordError
+from accelkit.host.errors import RecordError, RunNotFound
 from accelkit.host.runs import ids, liveness
 from accelkit.host.runs.record import RECORD_VERSION, Record, Supervisor
 
@@ -32,7 +35,7 @@ LAST: Final = "last"
 """The word that stands for the newest run."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@data
 class Entry:
     """A run's folder: its record, or what is wrong with it."""
 
@@ -43,6 +46,8 @@ class Entry:
     record: Record | None = None
     problem: str | None = None
     """Why `record` is None."""
+    maker: Supervisor | None = None
+    """Who makes a run that has no record yet; None when that is not known."""
 
 
 class Store:
@@ -54,6 +59,7 @@ class Store:
         self.state_dir = paths.project_state(workdir)
         self.runs_dir = paths.project_runs(workdir)
         self.objects_dir = self.state_dir / "objects"
+        self.laid_out_dir = self.state_dir / "code"
 
     def run_dir(self, run_id: str) -> Path:
         """Folder of a run, whether or not it is there."""
@@ -102,20 +108,26 @@ class Store:
         except OSError as error:
             raise RecordError(f"{path}: {error.strerror}") from error
 
+    def remove(self, run_id: str) -> None:
+        """Remove a run's folder; it disappears from the list at once, whatever interrupts this."""
+        gone = self.runs_dir / f".{run_id}"
+        self.run_dir(run_id).rename(gone)
+        shutil.rmtree(gone)
+
     def load(self, name: str) -> Record:
         """The record of the run with this ID, the beginning of one (or of its random part), or "last".
 
-        Raises RecordError when there is none, when several fit (it names them), or when the record is damaged.
+        Raises RunNotFound when there is none or when several fit (it names them), RecordError when the record is damaged.
         """
         return read_record(self.find(name))
 
     def find(self, name: str) -> Path:
-        """The folder of the run that `name` stands for, as `load` reads it. Raises RecordError."""
+        """The folder of the run that `name` stands for, as `load` reads it. Raises RunNotFound."""
         known = self._ids()
         if name == LAST:
             recorded = [entry for entry in self.entries() if (entry.run_dir / RECORD_FILE).exists()]
             if not recorded:
-                raise RecordError(f"no run is recorded in {self.state_dir}", hint="kit run SCRIPT makes the first one")
+                raise RunNotFound(f"no run is recorded in {self.state_dir}", hint="kit run SCRIPT makes the first one")
             return recorded[0].run_dir
         matches = [i for i in known if i == name] or [
             i for i in known if name and (i.startswith(name) or i.rpartition("-")[2].startswith(name))
@@ -123,8 +135,8 @@ class Store:
         if len(matches) == 1:
             return self.run_dir(matches[0])
         if matches:
-            raise RecordError(f"{name}: {len(matches)} runs fit: {', '.join(matches)}", hint="type more of the ID")
-        raise RecordError(f"{name}: no such run in {self.state_dir}", hint=_nearest(name, known))
+            raise RunNotFound(f"{name}: {len(matches)} runs fit: {', '.join(matches)}", hint="type more of the ID")
+        raise RunNotFound(f"{name}: no such run in {self.state_dir}", hint=_nearest(name, known))
 
     def entries(self) -> list[Entry]:
         """All runs, newest first; a damaged record is an entry with its problem."""
@@ -137,15 +149,9 @@ class Store:
         try:
             record = read_record(run_dir)
         except RecordError as error:
-            return Entry(run_id=run_id, run_dir=run_dir, created_at=_time_of(run_id, run_dir), problem=error.message)
+            made_at, maker = _time_of(run_id, run_dir), _maker(run_dir)
+            return Entry(run_id=run_id, run_dir=run_dir, created_at=made_at, problem=error.message, maker=maker)
         return Entry(run_id=run_id, run_dir=run_dir, created_at=record.created_at, record=record)
-
-    def starting(self, run_id: str) -> Supervisor | None:
-        """Who makes a run that has no record yet; None when that is not known."""
-        try:
-            return codec.read(Supervisor, self.run_dir(run_id) / STARTING_FILE)
-        except (OSError, codec.CodecError):
-            return None
 
     def _ids(self) -> list[str]:
         if not self.runs_dir.is_dir():
@@ -159,8 +165,15 @@ class Store:
             codec.write_text(ignore, "*\n")
 
 
+def _maker(run_dir: Path) -> Supervisor | None:
+    try:
+        return codec.read(Supervisor, run_dir / STARTING_FILE)
+    except (OSError, codec.CodecError):
+        return None
+
+
 def read_record(run_dir: Path) -> Record:
-    """The record in a run's folder. Raises RecordError saying what is wrong with it, the path first."""
+    """The record in a run's folder, whose plan names the folder where it lies now. Raises RecordError, which starts with the path."""
     path = run_dir / RECORD_FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -183,7 +196,7 @@ def _parse(path: Path, data: Any) -> Record:
         raise RecordError(f"{path}: damaged: {error}") from error
     if record.run_id != path.parent.name:
         raise RecordError(f"{path}: damaged: it is the record of run {record.run_id}")
-    return record
+    return dataclasses.replace(record, plan=dataclasses.replace(record.plan, run_dir=str(path.parent)))
 
 
 def _time_of(run_id: str, run_dir: Path) -> float:

@@ -16,7 +16,7 @@ from accelkit.runtime.bigmodel.device_map import REACHES_IN, place_of
 from accelkit.runtime.bigmodel.empty import like_parameter
 from accelkit.runtime.bigmodel.hooks import ModelHook, ThreadStack, Users, add_hook_to_module
 from accelkit.runtime.bigmodel.offload_files import PrefixedDataset
-from accelkit.runtime.bigmodel.tensors import Slot, all_slots, join, own_slots, replace, version_of
+from accelkit.runtime.bigmodel.tensors import Slot, all_slots, full_device, join, own_slots, replace, version_of
 from accelkit.runtime.errors import SettingError
 
 TiedMap = MutableMapping[int, dict[torch.device, torch.Tensor]]
@@ -70,7 +70,7 @@ class AlignDevicesHook(ModelHook):
         feed: Feed | None = None,
         key: str = "",
     ) -> None:
-        self.execution_device = None if execution_device is None else torch.device(execution_device)
+        self.execution_device = None if execution_device is None else full_device(execution_device)
         self.offload = offload
         self.io_same_device = io_same_device
         self.weights_map = weights_map
@@ -118,7 +118,7 @@ class AlignDevicesHook(ModelHook):
     def _settle(self, slot: Slot) -> None:
         """Put a tensor that is not offloaded on the device the module runs on."""
         device, tensor = self.execution_device, slot.tensor
-        if device is None or tensor.device == device or (tensor.device.type == device.type and device.index is None):
+        if device is None or tensor.device == device:
             return
         if tensor.is_meta:
             known = self.weights_map or {}
@@ -139,12 +139,13 @@ class AlignDevicesHook(ModelHook):
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Bring tensors and inputs."""
-        if self.io_same_device:
-            self._input_devices.items.append(find_device([args, kwargs]))
+        input_device = find_device([args, kwargs]) if self.io_same_device else None
         if self.feed is not None:
             self.feed.enter(self.key)
         if self.offload:
             self._bring(module)
+        if self.io_same_device:
+            self._input_devices.items.append(input_device)
         if self.execution_device is None:
             return args, kwargs
         try:
@@ -226,7 +227,7 @@ class AlignDevicesHook(ModelHook):
         """The module's tensors on a device (None: where it runs) for this block."""
         usual = self.execution_device
         with self._users.lock:
-            self.execution_device = usual if device is None else torch.device(device)
+            self.execution_device = usual if device is None else full_device(device)
             try:
                 self._bring(module)
             finally:
@@ -255,9 +256,13 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 
 def aligned(data: Any, device: torch.device, skip_keys: Sequence[str] = ()) -> Any:
-    """The same structure on a device. What is there already is handed on as it is, so that what it holds can be changed."""
+    """The same structure on a device. Whatever of it is there already is handed on as it is, so that a caller's list can be filled."""
     if _is_there(data, device, skip_keys):
         return data
+    if type(data) is tuple:
+        return tuple(aligned(value, device, skip_keys) for value in data)
+    if type(data) is dict:
+        return {key: value if key in skip_keys else aligned(value, device, skip_keys) for key, value in data.items()}
     return structure.move(data, device, skip_keys=skip_keys)
 
 
@@ -269,7 +274,7 @@ def _is_there(data: Any, device: torch.device, skip_keys: Sequence[str]) -> bool
         return all(_is_there(value, device, skip_keys) for key, value in data.items() if key not in skip_keys)
     for leaf in structure.leaves(data, stop=stop):
         if isinstance(leaf, torch.Tensor):
-            if leaf.device != device and not (leaf.device.type == device.type and device.index is None):
+            if leaf.device != device:
                 return False
         elif hasattr(leaf, "to") and not isinstance(leaf, type):
             return False

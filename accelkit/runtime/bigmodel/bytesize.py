@@ -1,4 +1,4 @@
-"""Sizes in bytes: of types, as people write them, and as messages show them."""
+"""Sizes in bytes: of types, and as people write them."""
 
 import re
 from enum import Enum
@@ -47,13 +47,3 @@ def convert_file_size_to_int(size: int | str) -> int:
         )
     unit = (_BINARY_UNITS if found[3] else _UNITS)[found[2].lower()]
     return int(Fraction(found[1]) * unit / (8 if found[4] == "b" else 1))
-
-
-def show(size: float) -> str:
-    """A size as a message shows it: exact below a KiB, else with one decimal."""
-    if size == float("inf"):
-        return "no limit"
-    for unit, factor in reversed(_BINARY_UNITS.items()):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit.upper()}iB"
-    return f"{size:.0f} bytes"

@@ -9,16 +9,16 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 import torch
 
+from accelkit.contract.safetensors_layout import INDEX, shard, weight_map
 from accelkit.runtime.bigmodel.failures import CheckpointFileError
 from accelkit.runtime.bigmodel.mapping import MappedFile, region_of, remapped
-from accelkit.runtime.bigmodel.safetensors_file import SafetensorsFile, load_json
+from accelkit.runtime.bigmodel.safetensors_file import SafetensorsFile, checking
 
-INDEX: Final = ".index.json"
 _TORCH: Final = (".bin", ".pt", ".pth")
 _DAMAGE: Final = (
     *(OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
@@ -104,7 +104,7 @@ def _find_in(folder: Path) -> Path:
 
 
 def _named_by(folder: Path, indexes: Iterable[str]) -> set[str]:
-    return {str(file) for name in indexes for file in _weight_map(folder / name).values()}
+    return {str(file) for name in indexes for file in _table(folder / name).values()}
 
 
 def open_file(path: Path, *, copy: bool) -> dict[str, Stored]:
@@ -155,35 +155,23 @@ def _open_torch(path: Path, copy: bool) -> dict[str, Stored]:
 
 def _open_index(index: Path, copy: bool) -> dict[str, Stored]:
     """The tensors that an index spreads over files. All files are checked before any is used."""
-    weight_map = _weight_map(index)
+    table = _table(index)
     shards: dict[str, dict[str, Stored]] = {}
-    for name in dict.fromkeys(weight_map.values()):
-        file = _inside(index, name)
-        if not file.is_file():
-            raise CheckpointFileError(f"{index} names {name}, which is not there", hint=f"expected {file}")
+    for name in dict.fromkeys(table.values()):
+        with checking():
+            file = shard(index, name)
         shards[name] = open_file(file, copy=copy)
-    lost = [f"{tensor} (in {name})" for tensor, name in weight_map.items() if tensor not in shards[name]]
+    lost = [f"{tensor} (in {name})" for tensor, name in table.items() if tensor not in shards[name]]
     if lost:
         raise CheckpointFileError(f"{index} names tensors that are not where it says: {', '.join(lost)}")
     holders: dict[str, str] = {}
     for name, tensors in shards.items():
         for tensor in tensors:
-            if holders.setdefault(tensor, weight_map.get(tensor, name)) != name:
+            if holders.setdefault(tensor, table.get(tensor, name)) != name:
                 raise CheckpointFileError(f"{index}: {tensor} is in {name} and in {holders[tensor]}")
     return {tensor: shards[name][tensor] for tensor, name in holders.items()}
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    content = load_json(index)
-    found = content.get("weight_map", content) if isinstance(content, dict) else None
-    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
-        raise CheckpointFileError(f"{index} has no weight_map from tensors to files")
-    return found
-
-
-def _inside(index: Path, name: str) -> Path:
-    """A file that an index names, which must lie in the index's folder."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
-        raise CheckpointFileError(f"{index} names {name!r}, which is outside its folder")
-    return index.parent / path
+def _table(index: Path) -> dict[str, str]:
+    with checking():
+        return weight_map(index)

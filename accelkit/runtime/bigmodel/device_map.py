@@ -8,10 +8,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from accelkit.runtime.bigmodel.bytesize import show
+from accelkit.contract.placement import Room, Solution, Unit, show, solve
 from accelkit.runtime.bigmodel.rooms import MaxMemory, get_balanced_memory, get_max_memory
 from accelkit.runtime.bigmodel.sizes import Dtype, tensor_bytes, unsplit_classes
-from accelkit.runtime.bigmodel.solver import Room, Solution, Unit, solve
 from accelkit.runtime.bigmodel.tensors import Slot, all_slots, is_below, join, own_slots, walk_modules
 from accelkit.runtime.errors import SettingError
 
@@ -65,7 +64,7 @@ def infer_auto_device_map(
     main = {accelerators[0] if accelerators else "cpu", "cpu"}
     rooms = [Room(place, size, place in main) for place, size in limits.items() if place != "disk"]
     rooms.append(Room("disk", float("inf")))
-    units = list(_units(model, "", unsplit_classes(model, no_split_module_classes), dtype, special_dtypes))
+    units = list(units_of(model, "", unsplit_classes(model, no_split_module_classes), dtype, special_dtypes))
     solution = solve(units, rooms)
     result = DeviceMap(solution.places)
     result.report = solution.report(rooms)
@@ -77,8 +76,12 @@ def infer_auto_device_map(
     return result
 
 
-def _units(
-    module: nn.Module, name: str, unsplit: Sequence[str], dtype: Dtype, special: Mapping[str, Any] | None
+def units_of(
+    module: nn.Module,
+    name: str,
+    unsplit: Sequence[str],
+    dtype: Dtype = None,
+    special: Mapping[str, Any] | None = None,
 ) -> Iterator[Unit]:
     """What stays whole: leaf modules, modules of certain classes, and the tensors that any other module holds itself."""
     children = list(module.named_children())
@@ -89,7 +92,7 @@ def _units(
     yield from (_unit(slot.name, [slot], dtype, special) for slot in own if not slot.is_buffer)
     for key, child in module._modules.items():  # noqa: SLF001  (named_children leaves out a second name of a module)
         if child is not None:
-            yield from _units(child, join(name, key), unsplit, dtype, special)
+            yield from units_of(child, join(name, key), unsplit, dtype, special)
     yield from (_unit(slot.name, [slot], dtype, special) for slot in own if slot.is_buffer)
 
 

@@ -25,8 +25,9 @@ from accelkit.runtime.bigmodel.placed import PlacedHook, WholeModelHook, guard_m
 from accelkit.runtime.bigmodel.prefetch import Member, Readahead
 from accelkit.runtime.bigmodel.rooms import MaxMemory
 from accelkit.runtime.bigmodel.sizes import Dtype
-from accelkit.runtime.bigmodel.tensors import Slot, all_slots, own_slots, replace
+from accelkit.runtime.bigmodel.tensors import Slot, all_slots, full_device, own_slots, replace
 from accelkit.runtime.bigmodel.transfer import Transfer
+from accelkit.runtime.bigmodel.warming import read_at_first_forward
 from accelkit.runtime.errors import SettingError
 
 OffloadIndex = Mapping[str, Mapping[str, Any]]
@@ -71,6 +72,7 @@ def dispatch_model(
     if len(places) == 1 and places != {"disk"} and main_device is None and not force_hooks:
         _refuse_empty(model, "")
         model.to(next(iter(places)))
+        read_at_first_forward(model)
         model.hf_device_map = dict(device_map)  # type: ignore[assignment]
         return model
     main = _main_device(device_map, main_device)
@@ -193,16 +195,16 @@ def disk_offload(
 
 def _where(model: nn.Module, execution_device: torch.device | str | int | None) -> torch.device:
     if execution_device is not None:
-        return torch.device(execution_device)
+        return full_device(execution_device)
     devices = (parameter.device for parameter in model.parameters() if not parameter.is_meta)
     return next(devices, torch.device("cpu"))
 
 
 def _main_device(device_map: Mapping[str, Any], given: torch.device | str | int | None) -> torch.device:
     if given is not None:
-        return torch.device(given)
+        return full_device(given)
     return next(
-        (torch.device(place) for place in device_map.values() if place not in ("cpu", "disk")), torch.device("cpu")
+        (full_device(place) for place in device_map.values() if place not in ("cpu", "disk")), torch.device("cpu")
     )
 
 
@@ -304,8 +306,7 @@ def _add_hooks(
         feed = Readahead(members, budget)
     else:
         hooked = places
-        away = [name for name, module, whole in places if _is_away(module, whole, runs_on[name])]
-        feed = Transfer({name: runs_on[name] for name in away})
+        feed = _transfer(places, runs_on)
     offloads = any(place in ("cpu", "disk") and place != main.type for place in device_map.values())
     add_hook_to_module(model, WholeModelHook(main, skip_keys, offloads=offloads, feed=feed if hooked else None))
     for name, module, whole in hooked:
@@ -327,12 +328,20 @@ def _mapped_members(places: Sequence[tuple[str, nn.Module, bool]], device_map: M
 
 
 def _runs_on(place: Any, main: torch.device) -> torch.device:
-    return main if place in (None, "cpu", "disk") else torch.device(place)
+    return main if place in (None, "cpu", "disk") else full_device(place)
 
 
 def _slots(module: nn.Module, whole: bool) -> Iterator[Slot]:
     return all_slots(module) if whole else own_slots(module)
 
 
-def _is_away(module: nn.Module, whole: bool, device: torch.device) -> bool:
-    return any(slot.tensor.device != device for slot in _slots(module, whole))
+def _transfer(places: Sequence[tuple[str, nn.Module, bool]], runs_on: Mapping[str, torch.device]) -> Transfer:
+    """What brings the tensors that are elsewhere than where their modules run."""
+    away = {
+        name: [slot.tensor.detach() for slot in _slots(module, whole) if slot.tensor.device != runs_on[name]]
+        for name, module, whole in places
+    }
+    feed = Transfer({name: runs_on[name] for name, homes in away.items() if homes})
+    for name, homes in away.items():
+        feed.expect(name, homes)
+    return feed

@@ -27,6 +27,10 @@ _SHAPE_CHANGING: Final = frozenset(
     )
 )
 """In-place functions that do more than write values."""
+_PLAIN: Final = {"size", "dtype", "device", "requires_grad"}
+"""Arguments of torch.empty that do not change what memory it takes."""
+_WIDEST: Final = 16
+"""Bytes of one value of the widest dtype."""
 _LARGE: Final = 64 << 20
 """Bytes from which an uninitialized tensor takes address space alone until it is written to."""
 
@@ -69,24 +73,24 @@ class _Constructing(TorchFunctionMode):
         named: dict[str, Any] = kwargs or {}
         if not self._skip_values:
             return func(*args, **named)
+        if func is torch.empty:
+            reserved = _reserve(args, named)
+            return func(*args, **named) if reserved is None else reserved
         name = getattr(func, "__name__", "")
-        if name.endswith("_") and not name.endswith("__") and name not in _SHAPE_CHANGING:
+        if name[-1:] == "_" and name[-2:] != "__" and name not in _SHAPE_CHANGING:
             target = args[0] if args else named.get("tensor")
             if isinstance(target, torch.Tensor) and target.is_meta:
                 return target
-        if func is torch.empty:
-            reserved = _reserve(args, named)
-            if reserved is not None:
-                return reserved
         return func(*args, **named)
 
 
 def _reserve(args: Sequence[Any], named: Mapping[str, Any]) -> torch.Tensor | None:
     """What torch.empty gives, in memory that the system does not count until it is used; None where torch is to do it."""
-    plain = {"size", "dtype", "device", "requires_grad"}
-    shape = named.get("size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
+    shape = named["size"] if "size" in named else args[0] if len(args) == 1 and type(args[0]) is not int else args
+    if prod(shape) * _WIDEST < _LARGE:
+        return None
     device = named.get("device")
-    if not set(named) <= plain or (device is not None and torch.device(device).type != "cpu"):
+    if not named.keys() <= _PLAIN or (device is not None and torch.device(device).type != "cpu"):
         return None
     dtype = named.get("dtype") or torch.get_default_dtype()
     size = prod(shape) * dtype.itemsize
@@ -126,6 +130,8 @@ class _Registration:
 
 def _parameter_on(parameter: nn.Parameter, device: torch.device) -> torch.Tensor | None:
     """The same parameter on a device: a new object of the same class with the same attributes; None when it is there."""
+    if type(parameter) is nn.Parameter:
+        return _plain_parameter_on(parameter, device)
     if isinstance(parameter, nn.UninitializedParameter):
         lazy: Any = nn.UninitializedParameter
         made: torch.Tensor = lazy(parameter.requires_grad, device=device)
@@ -135,6 +141,19 @@ def _parameter_on(parameter: nn.Parameter, device: torch.device) -> torch.Tensor
     if data.device == parameter.device:
         return None
     return like_parameter(parameter, data)
+
+
+def _plain_parameter_on(parameter: nn.Parameter, device: torch.device) -> torch.Tensor | None:
+    """The same, without what subclasses and modes would be asked at each step: most parameters are of no class of their own."""
+    with torch._C.DisableTorchFunction():  # noqa: SLF001  (torch has no public name for it)
+        present = parameter.detach()
+        data = present.to(device)
+        if data.device == present.device:
+            return None
+        made = torch.Tensor._make_subclass(nn.Parameter, data, parameter.requires_grad)  # noqa: SLF001  (as nn.Parameter does)
+        if parameter.__dict__:
+            made.__dict__.update(parameter.__dict__)
+        return made
 
 
 def _buffer_on(buffer: torch.Tensor, device: torch.device) -> torch.Tensor | None:

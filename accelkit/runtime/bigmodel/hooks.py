@@ -9,6 +9,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -63,14 +64,26 @@ class SequentialHook(ModelHook):
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """See ModelHook."""
-        for hook in self.hooks:
-            args, kwargs = hook.pre_forward(module, *args, **kwargs)
+        entered: list[ModelHook] = []
+        try:
+            for hook in self.hooks:
+                args, kwargs = hook.pre_forward(module, *args, **kwargs)
+                entered.append(hook)
+        except BaseException:
+            for hook in entered:
+                hook.after_failure(module)
+            raise
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         """See ModelHook."""
-        for hook in self.hooks:
-            output = hook.post_forward(module, output)
+        for number, hook in enumerate(self.hooks):
+            try:
+                output = hook.post_forward(module, output)
+            except BaseException:
+                for later in self.hooks[number + 1 :]:
+                    later.after_failure(module)
+                raise
         return output
 
     def after_failure(self, module: nn.Module) -> None:
@@ -99,6 +112,12 @@ class HookedForward:
     def __wrapped__(self) -> Callable[..., Any]:
         found: Callable[..., Any] | None = self.own
         return found or functools.partial(type(self.module).forward, self.module)
+
+    @property
+    def __code__(self) -> CodeType:
+        """Of the forward itself, where torch.export looks for its name and file."""
+        found: CodeType = (self.own or type(self.module).forward).__code__
+        return found
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from accelkit.runtime import sharded
 from accelkit.runtime.bigmodel.broadcast import read_on_rank_0
 from accelkit.runtime.bigmodel.bytesize import CustomDtype
 from accelkit.runtime.bigmodel.checkpoint import Checkpoint, Stored, open_checkpoint
@@ -84,6 +85,8 @@ def load_checkpoint_in_model(
 ) -> None:
     """Load a checkpoint into a model that is on meta or real, each tensor onto its device. Installs no hooks.
 
+    Of a model that is sharded already (prepared under fsdp) each rank reads its own parts; types stay as the model has them.
+
     Args:
         model: its tied tensors stay tied, and need one of their names in the checkpoint.
         checkpoint: a .safetensors or .bin file, an .index.json, or a folder that holds one; also a folder that
@@ -110,6 +113,9 @@ def load_checkpoint_in_model(
         check_device_map(model, device_map)
     plan = make_plan(model, opened, device_map, dtype, keep_in_fp32_modules or ())
     _judge(plan, opened, strict)
+    if sharded.has_sharded(model):
+        fill_parts(model, plan)
+        return
     carry_out(plan, offload_folder)
 
 
@@ -184,6 +190,26 @@ def _judge(plan: Plan, checkpoint: Checkpoint, strict: bool) -> None:
         raise CheckpointFileError("\n  ".join(problems), hint="strict=False loads what fits")
     for problem in problems:
         warnings.warn(problem, stacklevel=3)
+
+
+def fill_parts(model: nn.Module, plan: Plan) -> None:
+    """Fill the parts that this rank has of a sharded model, out of the checkpoint's files: no whole tensor is in memory.
+
+    Types stay as they were when the model was sharded. Raises CheckpointFileError, before anything is changed, for what is on the meta
+    device and not in the checkpoint.
+    """
+    given = {slot.name for item in plan.items for slot in item.slots}
+    empty = [slot.name for slot in all_slots(model) if slot.tensor.is_meta and slot.name not in given]
+    if empty:
+        raise CheckpointFileError(
+            f"a sharded model cannot stay on the meta device in part, and there is no value for {', '.join(empty)}",
+            hint="init_empty_weights() keeps buffers real",
+        )
+    if any(slot.tensor.is_meta for slot in all_slots(model)):
+        sharded.make_real(model, sharded.homes.get(model, torch.device("cpu")))
+    tensors = {slot.name: slot.tensor for slot in all_slots(model)}
+    for item in plan.items:
+        sharded.fill(tensors[item.name], item.source.read())
 
 
 def carry_out(plan: Plan, offload_folder: str | Path | None) -> None:

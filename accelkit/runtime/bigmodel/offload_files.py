@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from accelkit.runtime.bigmodel.bytesize import show
+from accelkit.contract.placement import show
 from accelkit.runtime.bigmodel.failures import CheckpointFileError, OffloadError
 from accelkit.runtime.bigmodel.mapping import MappedFile
 from accelkit.runtime.bigmodel.safetensors_file import SafetensorsFile, load_json
@@ -29,24 +29,26 @@ def offload_weight(
 
     The file appears under its name when it is complete. Raises OffloadError when it cannot be written.
     """
+    entries: Index = {} if index is None else index
+    begun, path, entries[weight_name] = _write_aside(weight, weight_name, Path(offload_folder))
+    begun.replace(path)
+    return entries
+
+
+def _write_aside(weight: torch.Tensor, name: str, folder: Path) -> tuple[Path, Path, dict[str, Any]]:
+    """Write a tensor under a name that nobody reads; returns that, the name it is to have, and its entry in the index."""
     if weight.is_meta:
-        raise SettingError(
-            f"{weight_name} is on the meta device: it has no value to write", hint="load the model first"
-        )
-    folder = Path(offload_folder)
-    path = _file_of(folder, weight_name)
+        raise SettingError(f"{name} is on the meta device: it has no value to write", hint="load the model first")
+    path = _file_of(folder, name)
     value = weight.detach().to("cpu").contiguous()
     begun = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write(begun, value)
-        begun.replace(path)
     except OSError as error:
         begun.unlink(missing_ok=True)
         raise _explain(error, path, value.numel() * value.element_size()) from error
-    entries: Index = {} if index is None else index
-    entries[weight_name] = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
-    return entries
+    return begun, path, {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
 
 
 def _write(path: Path, value: torch.Tensor) -> None:
@@ -99,17 +101,22 @@ def load_offloaded_weight(weight_file: str | Path, weight_info: Mapping[str, Any
 
 def save_offload_index(index: Mapping[str, Any], offload_folder: str | Path) -> None:
     """Write the index, added to the one that is there; complete or not at all. An empty one is not written."""
-    if not index:
-        return
-    path = Path(offload_folder) / INDEX_NAME
-    begun = path.with_name(f".{INDEX_NAME}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        begun.write_text(json.dumps({**load_offload_index(offload_folder), **index}, indent=2), encoding="utf-8")
+    if index:
+        begun, path = _write_index_aside(index, Path(offload_folder))
         begun.replace(path)
+
+
+def _write_index_aside(index: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+    path = folder / INDEX_NAME
+    begun = path.with_name(f".{INDEX_NAME}.{os.getpid()}")
+    text = json.dumps({**load_offload_index(folder), **index}, indent=2)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        begun.write_text(text, encoding="utf-8")
     except OSError as error:
         begun.unlink(missing_ok=True)
-        raise _explain(error, path, len(json.dumps(index))) from error
+        raise _explain(error, path, len(text)) from error
+    return begun, path
 
 
 def load_offload_index(offload_folder: str | Path) -> Index:
@@ -119,17 +126,22 @@ def load_offload_index(offload_folder: str | Path) -> Index:
 
 
 def offload_state_dict(save_dir: str | Path, state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Write all tensors of a state dict to an offload folder, or none: what was written is removed when one fails."""
+    """Write all tensors of a state dict to an offload folder, or none: when one fails, the folder is as it was."""
     index: Index = {}
+    written: list[tuple[Path, Path]] = []
     folder = Path(save_dir)
     try:
         for name, tensor in state_dict.items():
-            offload_weight(tensor, name, folder, index)
-        save_offload_index(index, folder)
-    except (OSError, SettingError):
-        for name in index:
-            _file_of(folder, name).unlink(missing_ok=True)
+            begun, path, index[name] = _write_aside(tensor, name, folder)
+            written.append((begun, path))
+        if index:
+            written.append(_write_index_aside(index, folder))
+    except BaseException:
+        for begun, _ in written:
+            begun.unlink(missing_ok=True)
         raise
+    for begun, path in written:
+        begun.replace(path)
 
 
 class PrefixedDataset(Mapping[str, Any]):

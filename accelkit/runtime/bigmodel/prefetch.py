@@ -111,7 +111,7 @@ class Worker:
             job()
 
 
-_worker: Final = Worker("accelkit-readahead")
+WORKER: Final = Worker("accelkit-readahead")
 
 
 class Readahead:
@@ -162,7 +162,7 @@ class Readahead:
         self._faults = faults
         if not self._done:
             first = next(iter(self._members))
-            _worker.submit(id(self), lambda: self._prepare(first, itertools.chain([first], self._order.after(first))))
+            WORKER.submit(id(self), lambda: self._prepare(first, itertools.chain([first], self._order.after(first))))
 
     def finish(self) -> None:
         """See Feed."""
@@ -180,7 +180,7 @@ class Readahead:
             self._done = self._budget is None and len(self._ready) == len(self._members)
         following = self._missing(key)
         if following:
-            _worker.submit(id(self), lambda: self._prepare(key, iter(following)))
+            WORKER.submit(id(self), lambda: self._prepare(key, iter(following)))
 
     def take(self, key: str, homes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See Feed; these weights run where they are."""

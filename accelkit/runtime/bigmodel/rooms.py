@@ -21,7 +21,11 @@ from accelkit.runtime.errors import SettingError
 
 MaxMemory = Mapping[Any, int | str]
 _HOST_PLACES: Final = ("mps", "cpu", "disk")
-_CGROUP: Final = Path("/sys/fs/cgroup")
+_CGROUPS: Final = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Where the two versions of control groups tell this container's limit, its use, and what of that are pages that can be dropped."""
 
 
 def get_max_memory(max_memory: MaxMemory | None = None) -> dict[int | str, int]:
@@ -59,9 +63,10 @@ def _free_on_accelerators() -> dict[int | str, int]:
 def free_host_memory() -> int:
     """Bytes of memory that this process could still take, as the system and its container's limit see it."""
     free = _available_to_system()
-    limit, used, reclaimable = (_cgroup_number(name) for name in ("memory.max", "memory.current", "memory.stat"))
-    if limit is not None and used is not None:
-        free = min(free, max(0, limit - used + (reclaimable or 0)))
+    for folder, limit_file, used_file, droppable in _CGROUPS:
+        limit, used = _number(Path(folder, limit_file)), _number(Path(folder, used_file))
+        if limit is not None and used is not None:
+            free = min(free, max(0, limit - used + (_number(Path(folder, "memory.stat"), droppable) or 0)))
     return free
 
 
@@ -73,15 +78,14 @@ def _available_to_system() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cgroup_number(name: str) -> int | None:
-    """A figure of this container; of memory.stat the pages of files that can be dropped. None where there is none."""
+def _number(path: Path, name: str = "") -> int | None:
+    """The figure in a file, or the one after a name in it; None where there is none ("max", no such file)."""
     try:
-        words = (_CGROUP / name).read_text(encoding="ascii").split()
+        words = path.read_text(encoding="ascii").split()
     except OSError:
         return None
-    if "inactive_file" in words:
-        return int(words[words.index("inactive_file") + 1])
-    return int(words[0]) if words and words[0].isdigit() else None
+    place = words.index(name) + 1 if name in words else 0
+    return int(words[place]) if words[place : place + 1] and words[place].isdigit() else None
 
 
 def get_balanced_memory(

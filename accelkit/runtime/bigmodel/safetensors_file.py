@@ -1,14 +1,16 @@
-"""The safetensors format, read strictly: what a header says is checked against the file before anything is used."""
+"""Safetensors files as tensors: views of the mapped file, or copies."""
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from accelkit.contract import safetensors_layout
+from accelkit.contract.safetensors_layout import LayoutError
 from accelkit.runtime.bigmodel.failures import CheckpointFileError
 from accelkit.runtime.bigmodel.mapping import MappedFile, read_copy
 
@@ -31,8 +33,16 @@ DTYPES: Final[dict[str, torch.dtype]] = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
-_MAX_HEADER: Final = 100_000_000
 _OTHER_FRAMEWORKS: Final = ("tf", "flax", "jax", "paddle")
+
+
+@contextmanager
+def checking() -> Iterator[None]:
+    """What is wrong with a file in this block is a CheckpointFileError."""
+    try:
+        yield
+    except LayoutError as error:
+        raise CheckpointFileError(str(error)) from error.__cause__
 
 
 @dataclass(frozen=True)
@@ -61,12 +71,13 @@ class SafetensorsFile:
             self._file = MappedFile(path)
         except OSError as error:
             raise CheckpointFileError(f"{path} cannot be read: {error.strerror or error}") from error
-        self.spans = self._read_header()
-
-    @cached_property
-    def metadata(self) -> dict[str, str]:
-        """What was written beside the tensors."""
-        return dict(self._header.get("__metadata__") or {})
+        with checking():
+            layout = safetensors_layout.parse(path, self._file.size, _Reader(self._file))
+        self.metadata = dict(layout.metadata)
+        self._check_framework()
+        self.spans = {
+            name: Span(DTYPES[entry.dtype], entry.shape, entry.offset) for name, entry in layout.tensors.items()
+        }
 
     def view(self, name: str) -> torch.Tensor:
         """A tensor as a view of the mapped file."""
@@ -78,24 +89,6 @@ class SafetensorsFile:
         span = self.spans[name]
         return read_copy(self.path, span.offset, span.dtype, span.shape)
 
-    def _read_header(self) -> dict[str, Span]:
-        length = int.from_bytes(self._file.read(0, 8), "little") if self._file.size >= 8 else _MAX_HEADER
-        start = 8 + length
-        if not 2 <= length <= _MAX_HEADER or start > self._file.size:
-            raise CheckpointFileError(
-                f"{self.path} is not a safetensors file, or is cut short: it has {self._file.size} bytes"
-            )
-        try:
-            self._header: dict[str, Any] = json.loads(self._file.read(8, length), object_pairs_hook=_unique)
-        except ValueError as error:
-            raise CheckpointFileError(f"{self.path}: the header cannot be understood: {error}") from None
-        if not isinstance(self._header, dict):
-            raise CheckpointFileError(f"{self.path}: the header is not a table of tensors")
-        self._check_framework()
-        spans = {name: self._span(name, entry, start) for name, entry in self._header.items() if name != "__metadata__"}
-        self._check_layout(spans, start)
-        return spans
-
     def _check_framework(self) -> None:
         framework = self.metadata.get("format")
         if framework in _OTHER_FRAMEWORKS:
@@ -104,48 +97,20 @@ class SafetensorsFile:
                 hint="use the checkpoint for PyTorch (format 'pt')",
             )
 
-    def _span(self, name: str, entry: Any, start: int) -> Span:
-        try:
-            dtype, shape, (first, last) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-            whole = all(type(number) is int and number >= 0 for number in (*shape, first, last))
-        except (KeyError, TypeError, ValueError):
-            raise CheckpointFileError(
-                f"{self.path}: {name!r} has an entry that cannot be understood: {entry!r}"
-            ) from None
-        span = Span(dtype, shape, start + first)
-        if not whole or last - first != span.size:
-            raise CheckpointFileError(
-                f"{self.path}: {name!r} is said to be {list(shape)} {entry['dtype']} in bytes {first} to {last}, "
-                "which is not its size"
-            )
-        return span
 
-    def _check_layout(self, spans: dict[str, Span], start: int) -> None:
-        """Tensors follow each other without a gap and fill the file: nothing overlaps, nothing is missing."""
-        end = start
-        for name, span in sorted(spans.items(), key=lambda item: (item[1].offset, item[1].size)):
-            if span.offset != end:
-                raise CheckpointFileError(f"{self.path}: {name!r} does not begin where the tensor before it ends")
-            end += span.size
-        if end > self._file.size:
-            raise CheckpointFileError(f"{self.path} is cut short: {self._file.size} of {end} bytes are there")
-        if end < self._file.size:
-            raise CheckpointFileError(f"{self.path}: {self._file.size - end} bytes at the end belong to no tensor")
+class _Reader:
+    """Reads a mapped file from its start on."""
 
+    def __init__(self, file: MappedFile) -> None:
+        self._file = file
+        self._at = 0
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, which must not name anything twice."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"{', '.join(map(repr, twice))} stands there twice")
-    return made
+    def __call__(self, count: int) -> bytes:
+        self._at += count
+        return self._file.read(self._at - count, count)
 
 
 def load_json(path: Path) -> Any:
     """A JSON file in which no key stands twice. Raises CheckpointFileError that names the file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
-    except (OSError, ValueError) as error:
-        raise CheckpointFileError(f"{path} cannot be understood: {error}") from None
+    with checking():
+        return safetensors_layout.load_json(path)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accelkit.runtime.bigmodel.bytesize import CustomDtype, dtype_byte_size
-from accelkit.runtime.bigmodel.tensors import all_slots
+from accelkit.runtime.bigmodel.bytesize import CustomDtype, convert_file_size_to_int, dtype_byte_size
+from accelkit.runtime.bigmodel.tensors import all_slots, is_below, join
 from accelkit.runtime.errors import SettingError
 
 Dtype = torch.dtype | CustomDtype | str | None
@@ -107,8 +107,80 @@ def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:
     return [name for name in module_sizes if name and name not in parents]
 
 
+def get_module_size_with_ties(
+    tied_params: Sequence[str],
+    module_size: int,
+    module_sizes: Mapping[str, int],
+    modules_to_treat: Sequence[tuple[str, Any]],
+) -> tuple[int, list[str], list[Any]]:
+    """Bytes of a module together with the modules that share parameters with it; and those modules' names, and they themselves.
+
+    Args:
+        tied_params: names that parameters of the module have elsewhere.
+        module_size: bytes of the module alone.
+        module_sizes: see `compute_module_sizes`.
+        modules_to_treat: (name, module or parameter) pairs in which the others are looked for.
+
+    A shared parameter counts once, and a module that shares several comes once.
+    """
+    total, found = module_size, dict[str, Any]()
+    for parameter in tied_params:
+        holder = next(((name, module) for name, module in modules_to_treat if is_below(parameter, name)), None)
+        if holder is None:
+            continue
+        name, module = holder
+        total += (0 if name in found else module_sizes[name]) - module_sizes[parameter]
+        found[name] = module
+    return total, list(found), list(found.values())
+
+
+def fallback_allocate(
+    modules: Sequence[tuple[str, Any]],
+    module_sizes: Mapping[str, int],
+    size_limit: int | str,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    tied_parameters: Sequence[Sequence[str]] | None = None,
+) -> tuple[str | None, Any, list[tuple[str, Any]]]:
+    """The first module in the model's order, outer ones before inner ones, that fits into `size_limit`.
+
+    Args:
+        modules: (name, module) pairs to look in, and below.
+        module_sizes: see `compute_module_sizes`.
+        size_limit: bytes, or a text such as "2GiB".
+        no_split_module_classes: names of classes that are not looked into.
+        tied_parameters: groups of names of one parameter each; a module must fit together with those that share its parameters.
+
+    Returns its name, itself, and the pairs that remain, in which what was looked into is replaced by its parts; None, None and
+    the pairs as given when nothing fits.
+    """
+    limit, whole = convert_file_size_to_int(size_limit), as_names(no_split_module_classes)
+    before, pending = list[tuple[str, Any]](), list(modules)
+    while pending:
+        name, module = pending.pop(0)
+        rest = [*before, *pending]
+        ties = [other for group in tied_parameters or () for other in _elsewhere(name, group)]
+        if get_module_size_with_ties(ties, module_sizes[name], module_sizes, rest)[0] <= limit:
+            return name, module, rest
+        parts = [] if type(module).__name__ in whole else list(module.named_children())
+        pending = [(join(name, key), part) for key, part in parts] + pending
+        if not parts:
+            before.append((name, module))
+    return None, None, list(modules)
+
+
+def _elsewhere(name: str, group: Sequence[str]) -> list[str]:
+    """Of the names of one parameter those that lie outside a module that holds it."""
+    outside = [other for other in group if not is_below(other, name)]
+    return outside if len(outside) < len(group) else []
+
+
+def as_names(given: Sequence[str] | str | None) -> list[str]:
+    """Names of classes, of which one may be given alone."""
+    return [given] if isinstance(given, str) else list(given or ())
+
+
 def unsplit_classes(model: nn.Module, given: Sequence[str] | str | None) -> list[str]:
     """Names of classes that stay whole: those given, else the ones that the model names in `_no_split_modules`."""
     if given is None:
         given = getattr(model, "_no_split_modules", None) or ()
-    return [given] if isinstance(given, str) else list(given)
+    return as_names(given)

@@ -112,6 +112,20 @@ def replace(slot: Slot, value: torch.Tensor) -> torch.Tensor:
     return old
 
 
+def full_device(device: torch.device | str | int) -> torch.device:
+    """A device with its index, as tensors on it have it."""
+    found = torch.device(device)
+    index: int | None = found.index
+    if index is not None or found.type in ("cpu", "meta"):
+        return found
+    return torch.device(found.type, torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0)
+
+
+def check_device_same(first_device: torch.device | str | int, second_device: torch.device | str | int) -> bool:
+    """Whether two names mean one device: one without an index is the present device of its kind."""
+    return full_device(first_device) == full_device(second_device)
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """A number that grows when a tensor is written to in place."""
     return tensor._version  # noqa: SLF001  (torch tells it nowhere else)

@@ -124,7 +124,6 @@ class Transfer:
         """See Feed: nothing is kept over to the next forward, before which weights may be changed."""
         with self._lock:
             self._coming = {}
-            self._homes = {}
 
     def enter(self, key: str) -> None:
         """See Feed."""

@@ -1,9 +1,10 @@
-"""Digests of a file, one pair per chunk: CRC-32 is checked at every load, SHA-256 says which file it is.
+"""Digests of a file: the CRC-32 of each chunk, which every load checks.
 
-Chunks are independent, so several threads compute and check them; zlib and hashlib let go of the interpreter lock meanwhile.
+Chunks are independent, so several threads compute and check them; zlib lets go of the interpreter lock meanwhile. What has been
+damaged has another CRC in all but one of four billion cases per chunk. Nothing stronger is kept: against somebody who can change
+the files, and so the manifest, no digest helps, and SHA-256 costs more than twice as much time.
 """
 
-import hashlib
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,18 +29,19 @@ class Digests:
     """Bytes."""
     crc32: tuple[str, ...]
     """Of each chunk, eight hexadecimal digits."""
-    sha256: tuple[str, ...]
-    """Of each chunk; a file of one chunk has here what `sha256sum` prints."""
 
 
 class _Chunk:
+    """The CRC-32 of a chunk, piece by piece."""
+
     def __init__(self) -> None:
-        self.crc = 0
-        self.sha = hashlib.sha256()
+        self._crc = 0
 
     def update(self, piece: memoryview) -> None:
-        self.crc = zlib.crc32(piece, self.crc)
-        self.sha.update(piece)
+        self._crc = zlib.crc32(piece, self._crc)
+
+    def __str__(self) -> str:
+        return f"{self._crc:08x}"
 
 
 class DigestingFile:
@@ -104,11 +106,7 @@ class DigestingFile:
             os.fsync(self._descriptor)
         finally:
             self.abandon()
-        return Digests(
-            size=self._position,
-            crc32=tuple(f"{chunk.crc:08x}" for chunk in self._chunks),
-            sha256=tuple(chunk.sha.hexdigest() for chunk in self._chunks),
-        )
+        return Digests(size=self._position, crc32=tuple(map(str, self._chunks)))
 
     def abandon(self) -> None:
         """Close, whatever became of the content."""
@@ -139,28 +137,17 @@ def read_digests(path: Path, pool: Executor) -> Digests:
         os.fsync(file.fileno())
         size = os.fstat(file.fileno()).st_size
         starts = range(0, size, CHUNK)
-        chunks = list(pool.map(lambda start: _read_chunk(file.fileno(), start), starts))
-    return Digests(
-        size=size,
-        crc32=tuple(f"{chunk.crc:08x}" for chunk in chunks),
-        sha256=tuple(chunk.sha.hexdigest() for chunk in chunks),
-    )
+        return Digests(size=size, crc32=tuple(pool.map(lambda start: _read_chunk(file.fileno(), start), starts)))
 
 
-def _read_chunk(descriptor: int, start: int) -> _Chunk:
-    chunk = _Chunk()
-    for piece in _pieces(descriptor, start):
-        chunk.update(piece)
-    return chunk
-
-
-def _pieces(descriptor: int, start: int) -> Iterator[memoryview]:
-    """A chunk, piece by piece, in one buffer."""
-    buffer = memoryview(bytearray(_READ))
+def _read_chunk(descriptor: int, start: int) -> str:
+    """The CRC-32 of the chunk that begins there, read through one small buffer."""
+    chunk, buffer = _Chunk(), memoryview(bytearray(_READ))
     offset, end = start, start + CHUNK
     while count := os.preadv(descriptor, [buffer[: end - offset]], offset):
-        yield buffer[:count]
+        chunk.update(buffer[:count])
         offset += count
+    return str(chunk)
 
 
 @dataclass(frozen=True)
@@ -175,31 +162,17 @@ class Damage:
         return f"{self.file}: bytes {self.start} to {self.start + CHUNK - 1} are not what was saved"
 
 
-def find_damage(
-    files: Sequence[tuple[str, Path, Digests]], pool: Executor, *, full: bool, share: slice
-) -> list[Damage]:
-    """Chunks whose CRC-32 (with `full`, whose SHA-256) is another one. `share` chooses among all chunks: ranks divide them."""
-    tasks = [(name, path, digests, index) for name, path, digests in files for index in range(len(digests.crc32))]
+def find_damage(files: Sequence[tuple[str, Path, Digests]], pool: Executor, share: slice) -> list[Damage]:
+    """Chunks whose CRC-32 is another one. `share` chooses among all chunks: ranks divide them."""
+    tasks = [(name, path, index, crc) for name, path, digests in files for index, crc in enumerate(digests.crc32)]
 
-    def check(task: tuple[str, Path, Digests, int]) -> Damage | None:
-        name, path, digests, index = task
-        intact = _is_intact(path, digests, index, full=full)
+    def check(task: tuple[str, Path, int, str]) -> Damage | None:
+        name, path, index, crc = task
+        with path.open("rb", buffering=0) as file:
+            intact = _read_chunk(file.fileno(), index * CHUNK) == crc
         return None if intact else Damage(name, index * CHUNK)
 
     return [damage for damage in pool.map(check, tasks[share]) if damage is not None]
-
-
-def _is_intact(path: Path, digests: Digests, index: int, *, full: bool) -> bool:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if full:
-            return _read_chunk(descriptor, index * CHUNK).sha.hexdigest() == digests.sha256[index]
-        crc = 0
-        for piece in _pieces(descriptor, index * CHUNK):
-            crc = zlib.crc32(piece, crc)
-        return f"{crc:08x}" == digests.crc32[index]
-    finally:
-        os.close(descriptor)
 
 
 def threads() -> ThreadPoolExecutor:

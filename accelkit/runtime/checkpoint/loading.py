@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from accelkit.runtime import rng
-from accelkit.runtime.checkpoint import memory, names, objectfile, optimizers, tensorfile
+from accelkit.runtime import rng, sharded
+from accelkit.runtime.checkpoint import memory, names, objectfile, optimizers, shards, tensorfile
 from accelkit.runtime.checkpoint.folder import Opened
 from accelkit.runtime.checkpoint.parts import Subjects, has_state
 from accelkit.runtime.errors import CheckpointError
@@ -43,7 +43,7 @@ def prepare(subjects: Subjects, found: Opened, load_kwargs: Mapping[str, Any], *
     if chosen["schedulers"]:
         objects += [(names.scheduler(index), one) for index, one in enumerate(subjects.schedulers)]
     if chosen["scalers"]:
-        objects.append((names.SCALER, subjects.scaler))
+        objects.append((names.SCALER_NAME, subjects.scaler))
     load.applies += [_prepare_object(found, name, one, load_kwargs) for name, one in objects]
     if chosen["models"]:
         load.applies += [_prepare_model(subjects, found, i, strict, load_kwargs) for i in range(len(subjects.models))]
@@ -85,28 +85,57 @@ def _prepare_model(
     subjects: Subjects, found: Opened, index: int, strict: bool, load_kwargs: Mapping[str, Any]
 ) -> Apply:
     model, strategy = subjects.models[index], subjects.strategy
-    live = strategy.model_state(model)
+    live = strategy.live_state(model)
+    if found.has(f"{names.shards_of_model(index)}/.metadata"):
+        return _prepare_divided(subjects, found, index, live, strict, load_kwargs)
     path = found.path(names.model(index))
     safe = found.has(names.model(index))
     layout = tensorfile.read_layout(path) if safe else tensorfile.Layout({})
     other = names.model_extra(index) if safe else names.model(index, safe=False)
     extra = objectfile.read(found.path(other), load_kwargs) if found.has(other) else {}
-    problems = _compare(live, layout, extra, strict=strict)
-    if problems:
-        shown = [*problems[:8], *([f"and {len(problems) - 8} more"] if len(problems) > 8 else [])]
-        raise CheckpointError("\n  ".join([f"{found.folder}: model {index} is another one:", *shown]))
+    _refuse(found, index, _compare(live, layout, extra, strict=strict))
 
     def apply() -> None:
         skip = _already_read(live, layout)
         slots = [(slot, live[name]) for name in live if name not in skip and (slot := layout.find(name)) is not None]
         if safe:
-            tensorfile.read_into(path, slots)
+            shards.read_into(path, slots)
         for name in extra:
             if name in live:
                 live[name] = _take(live[name], extra[name])
         strategy.load_model_state(model, live, strict=strict)
 
     return apply
+
+
+def _prepare_divided(
+    subjects: Subjects,
+    found: Opened,
+    index: int,
+    live: dict[str, Any],
+    strict: bool,
+    load_kwargs: Mapping[str, Any],
+) -> Apply:
+    """A model whose ranks have written their parts: each reads what it holds now."""
+    folder, other = names.shards_of_model(index), names.model_extra(index)
+    extra = objectfile.read(found.path(other), load_kwargs) if found.has(other) else {}
+    saved: dict[str, Form] = {name.removeprefix("model."): form for name, form in shards.layout(found, folder).items()}
+    _refuse(
+        found, index, _compare_forms(live, saved | {name: _form(value) for name, value in extra.items()}, strict=strict)
+    )
+
+    def apply() -> None:
+        shards.read(found, folder, {f"model.{name}": live[name] for name in live if saved.get(name) is not None})
+        live.update({name: value for name, value in extra.items() if name in live})
+        subjects.strategy.load_model_state(subjects.models[index], live, strict=strict)
+
+    return apply
+
+
+def _refuse(found: Opened, index: int, problems: list[str]) -> None:
+    if problems:
+        shown = [*problems[:8], *([f"and {len(problems) - 8} more"] if len(problems) > 8 else [])]
+        raise CheckpointError("\n  ".join([f"{found.folder}: model {index} is another one:", *shown]))
 
 
 def _already_read(live: Mapping[str, Any], layout: tensorfile.Layout) -> set[str]:
@@ -117,8 +146,8 @@ def _already_read(live: Mapping[str, Any], layout: tensorfile.Layout) -> set[str
 
 def _take(live: Any, saved: Any) -> Any:
     if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
-        with torch.no_grad():
-            return live.copy_(saved)
+        sharded.fill(live, saved)
+        return live
     return saved
 
 
@@ -129,7 +158,16 @@ def _compare(
     saved: dict[str, Form] = {
         name: (slot.dtype, slot.shape) for name in layout.names if (slot := layout.find(name)) is not None
     }
-    saved |= {name: _form(value) for name, value in extra.items()}
+    problems = _compare_forms(live, saved | {name: _form(value) for name, value in extra.items()}, strict=strict)
+    tensors = {name: value for name, value in live.items() if tensorfile.fits(value)}
+    for name, kept in tensorfile.find_aliases(tensors).items():
+        if name in layout.names and kept in layout.names and layout.find(name) != layout.find(kept):
+            problems.append(f"{name} and {kept} are two tensors in the checkpoint and one in the model")
+    return problems
+
+
+def _compare_forms(live: Mapping[str, Any], saved: Mapping[str, Form], *, strict: bool) -> list[str]:
+    """Names, types and shapes that differ."""
     problems = []
     if strict:
         problems += [f"{name} is missing from the checkpoint" for name in live if name not in saved]
@@ -139,10 +177,6 @@ def _compare(
             problems.append(
                 f"{name} is {_show(saved[name])} in the checkpoint and {_show(_form(live[name]))} in the model"
             )
-    tensors = {name: value for name, value in live.items() if tensorfile.fits(value)}
-    for name, kept in tensorfile.find_aliases(tensors).items():
-        if name in layout.names and kept in layout.names and layout.find(name) != layout.find(kept):
-            problems.append(f"{name} and {kept} are two tensors in the checkpoint and one in the model")
     return problems
 
 
@@ -158,6 +192,8 @@ def _prepare_optimizer(subjects: Subjects, found: Opened, index: int, load_kwarg
     name, target = names.optimizer(index), subjects.optimizers[index]
     inner = getattr(target, "optimizer", target)
     saved = objectfile.read(found.path(name), load_kwargs)
+    if found.has(f"{names.shards_of_optimizer(index)}/.metadata"):
+        saved = shards.read_optimizer(found, index, saved, inner)
     problems = optimizers.compare(saved, inner)
     if problems:
         raise CheckpointError("\n  ".join([f"{found.path(name)}: optimizer {index} is another one:", *problems[:8]]))

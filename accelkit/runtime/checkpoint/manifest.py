@@ -50,10 +50,7 @@ def read(path: Path) -> Manifest:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         digest = body.pop("sha256")
-        files = {
-            name: Digests(size=e["size"], crc32=tuple(e["crc32"]), sha256=tuple(e["sha256"]))
-            for name, e in body["files"].items()
-        }
+        files = {name: Digests(size=e["size"], crc32=tuple(e["crc32"])) for name, e in body["files"].items()}
         intact = digest == _digest(body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: is damaged ({error})") from error

@@ -4,14 +4,16 @@ import warnings
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from accelkit.runtime import models
 from accelkit.runtime.accumulate import Accumulation
-from accelkit.runtime.checkpoint import digest, folder, loading, modelfiles, parts, project, single
+from accelkit.runtime.checkpoint import digest, folder, loading, modelfiles, names, parts, project, shards, single
 from accelkit.runtime.checkpoint.agreement import nodes, settle
 from accelkit.runtime.checkpoint.background import BackgroundSaver
 from accelkit.runtime.checkpoint.manifest import Manifest
@@ -23,7 +25,7 @@ from accelkit.runtime.models import Prepared
 from accelkit.runtime.processes import ProcessActions
 from accelkit.runtime.strategies.base import Strategy
 
-Verify = Literal["crc32", "sha256", "size"]
+Verify = Literal["crc32", "size"]
 
 
 class CheckpointMethods(ProcessActions):
@@ -99,11 +101,11 @@ class CheckpointMethods(ProcessActions):
         files in that folder stay. With automatic naming the name is chosen and `output_dir` must be left out.
 
         Args:
-            output_dir: the folder of the checkpoint.
+            output_dir: the folder of the checkpoint; default `checkpoint` in the project's folder, else in the working folder.
             safe_serialization: weights in the safetensors format; False: in torch's.
             asynchronous: copy the state (into memory that is kept for the next time), go on training, and write meanwhile.
 
-        Returns the checkpoint's path; with `asynchronous` a `SaveHandle`. Raises SettingError without a name, CheckpointError on every
+        Returns the checkpoint's path; with `asynchronous` a `SaveHandle`. Raises CheckpointError on every
         rank when a rank could not write.
         """
         self.wait_for_checkpoint()
@@ -121,37 +123,42 @@ class CheckpointMethods(ProcessActions):
     def _capture(self, save: Save, place: Place, safe: bool, asynchronous: bool) -> Job:
         """What this rank writes; all ranks fail when hooks or states fail on one."""
 
-        def capture() -> Job:
+        def capture() -> None:
             subjects, config = self._subjects(), self.project_configuration
             self._warn_of_gradients()
-            weights = [self._strategy.model_state(model) for model in subjects.models]
-            optimizers = [self._strategy.optimizer_state(optimizer) for optimizer in subjects.optimizers]
+            weights, optimizers = shards.states(subjects, keep=place.is_maker)
             for hook in list(self._save_hooks.values()):
                 hook(subjects.models, weights, str(save.path))
+            held = shards.take(weights, optimizers)
+            made.append(held)
             files = [parts.rank_part(subjects, self._accumulation.step)]
             if place.is_maker:
-                files += [*parts.model_parts(weights, safe=safe), *parts.other_parts(subjects, optimizers)]
+                divided = [names.shards_of_model(index) in held.folders for index in range(len(weights))]
+                files += [*parts.model_parts(weights, divided, safe=safe), *parts.other_parts(subjects, optimizers)]
             manifest = Manifest(
                 world_size=save.size,
                 strategy=self._strategy.name,
                 iteration=config.iteration,
                 counts={**subjects.counts, "models": len(weights)},
             )
-            return Job(
-                parts=self._background.snapshot(files) if asynchronous else files,
-                manifest=manifest,
-                after=_pruning(config),
-            )
+            ready = self._background.snapshot(files) if asynchronous else files
+            jobs.append(Job(parts=ready, manifest=manifest, after=_pruning(config)))
 
-        made: list[Job] = []
+        made: list[shards.Held] = []
+        jobs: list[Job] = []
+        written: list[parts.Part] = []
+        exchange = self.operations.exchange
         try:
-            settle(self.operations.exchange, "save_state", lambda: made.append(capture()))
+            settle(exchange, "save_state", capture)
+            if any(settle(exchange, "save_state", lambda: bool(made[0].folders))):
+                settle(exchange, "save_state", lambda: written.extend(made[0].write(save.path, place.rank)))
         except Exception:
             save.abandon()
             raise
-        return made[0]
+        return replace(jobs[0], parts=[*jobs[0].parts, *written])
 
     def _warn_of_gradients(self) -> None:
+        """Say that gradients of a window that is not complete are not saved: the rest of it would be all of its step after a resume."""
         state = self._accumulation.state
         done = self._accumulation.step % state.num_steps
         if done and self.is_main_process:
@@ -197,14 +204,14 @@ class CheckpointMethods(ProcessActions):
             load_kwargs: for `torch.load` of everything but safetensors files; `{"weights_only": False}` runs what the files contain.
             strict: False loads models whose names of weights are not those of the checkpoint, as far as they agree.
             map_location: None, "cpu" or "on_device"; makes no difference, for everything is read into where it lives.
-            verify: check every file's CRC-32, its SHA-256, or only its size.
+            verify: check every file's CRC-32, or only its size.
 
         Raises SettingError when there is no such folder, CheckpointError when the checkpoint is damaged, incomplete, or of something else.
         """
         if map_location not in (None, "cpu", "on_device"):
             raise TypeError(f"load_state: map_location={map_location!r}: must be None, 'cpu' or 'on_device'")
-        if verify not in ("crc32", "sha256", "size"):
-            raise SettingError(f"load_state: verify={verify!r}: must be 'crc32', 'sha256' or 'size'")
+        if verify not in ("crc32", "size"):
+            raise SettingError(f"load_state: verify={verify!r}: must be 'crc32' or 'size'")
         self.wait_for_checkpoint()
         exchange, config = self.operations.exchange, self.project_configuration
         main = self.is_main_process
@@ -224,6 +231,12 @@ class CheckpointMethods(ProcessActions):
         notes = settle(exchange, f"loading {source}", lambda: run_hooks().notes)
         settle(exchange, f"loading {source}", lambda: [apply() for apply in made[0].applies] and None)
         self._accumulation.step = made[0].step
+        done, steps = made[0].step % self._accumulation.state.num_steps, self._accumulation.state.num_steps
+        if done:
+            notes[0].append(
+                f"{source} was saved after {done} of {steps} micro-batches of a window, and does not hold their gradients: the next "
+                "step has those of the others only"
+            )
         self._go_on(found, notes)
 
     def _open(self, source: Path, verify: Verify) -> folder.Opened:
@@ -243,7 +256,7 @@ class CheckpointMethods(ProcessActions):
         found: folder.Opened = opened[0]
         if verify != "size":
             share = slice(node.index(self.process_index), None, len(node))
-            settle(exchange, f"checking {source}", lambda: _refuse_damage(found, share, full=verify == "sha256"))
+            settle(exchange, f"checking {source}", lambda: _refuse_damage(found, share))
         return found
 
     def _go_on(self, found: folder.Opened, notes: list[list[str]]) -> None:
@@ -258,11 +271,23 @@ class CheckpointMethods(ProcessActions):
                 warnings.warn(note, stacklevel=3)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """The model's whole state, by the names that the model itself gives; with `unwrap=False` by those of its wrapper."""
+        """The model's whole state, by the names that the model itself gives; with `unwrap=False` by those of its wrapper.
+
+        All ranks call it. Of a sharded model rank 0 gets the state, on the CPU, and the others nothing; with `unwrap=False` every rank
+        gets its parts. Tensors of a dispatched model that are on disk are views of their files: what is not looked at takes no memory.
+        """
         if unwrap:
-            return self._strategy.model_state(model)
+            return self._whole_state(model, keep=self.is_main_process)
         state: dict[str, Any] = model.state_dict()
         return state
+
+    def _whole_state(self, model: nn.Module, *, keep: bool) -> dict[str, Any]:
+        from accelkit.runtime.bigmodel import whole_state  # not a part of every script
+
+        plain = models.unwrap(model, keep_torch_compile=False)
+        if any(map(whole_state.has_offloaded_params, plain.modules())):
+            return whole_state.get_state_dict_offloaded_model(plain)
+        return self._strategy.model_state(model, keep=keep)
 
     def save_model(
         self,
@@ -274,13 +299,14 @@ class CheckpointMethods(ProcessActions):
         """Write a model's weights for others to read, on rank 0 (with `save_on_each_node`, on the first rank of each node).
 
         One file `model.safetensors`, or shards of at most `max_shard_size` and `model.safetensors.index.json`; without
-        `safe_serialization` `pytorch_model.bin` and so on. An earlier save in the folder is replaced, other files stay. All ranks call it.
+        `safe_serialization` `pytorch_model.bin` and so on. An earlier save in the folder is replaced, other files stay. A model
+        that is offloaded to disk is written from there, never held in memory as a whole. All ranks call it.
         """
         config = self.project_configuration
         place = Place(rank=self.process_index, local_rank=self.local_process_index, each_node=config.save_on_each_node)
 
         def write() -> None:
-            state = self.get_state_dict(model)
+            state = self._whole_state(model, keep=place.is_maker)
             if place.is_maker:
                 with digest.threads() as pool:
                     modelfiles.save(
@@ -293,7 +319,7 @@ class CheckpointMethods(ProcessActions):
 
         settle(self.operations.exchange, "save_model", write)
 
-    def save(self, obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False, *, save_on_each_node: bool = False) -> None:
         """Write an object to a path or file, on rank 0 (`save_on_each_node`: on the first rank of each node); a path whole or not at all.
 
         `safe_serialization` writes a dict of tensors in the safetensors format.
@@ -306,12 +332,7 @@ class CheckpointMethods(ProcessActions):
 def _choose_target(config: ProjectConfiguration, output_dir: Any) -> Path:
     if config.automatic_checkpoint_naming:
         return _whole(project.next_target(config), config)
-    if output_dir is None:
-        raise SettingError(
-            "save_state needs an output_dir",
-            hint="or ProjectConfiguration(project_dir=..., automatic_checkpoint_naming=True), which names checkpoints itself",
-        )
-    target = _whole(Path(output_dir), config)
+    target = _whole(_usual(config) if output_dir is None else Path(output_dir), config)
     if target.exists() and not target.is_dir():
         raise SettingError(f"save_state: {target} is a file", hint="name a folder")
     return target
@@ -320,12 +341,12 @@ def _choose_target(config: ProjectConfiguration, output_dir: Any) -> Path:
 def _choose_source(config: ProjectConfiguration, input_dir: Any) -> Path:
     if input_dir is not None:
         return _whole(Path(input_dir), config)
-    if not config.automatic_checkpoint_naming:
-        raise SettingError(
-            "load_state needs an input_dir",
-            hint="or ProjectConfiguration(project_dir=..., automatic_checkpoint_naming=True), which knows the last one",
-        )
-    return _whole(project.newest(config), config)
+    return _whole(project.newest(config) if config.automatic_checkpoint_naming else _usual(config), config)
+
+
+def _usual(config: ProjectConfiguration) -> Path:
+    """Where a checkpoint lies when nobody says where: `checkpoint` in the project's folder, else in the working folder."""
+    return Path(config.project_dir or ".") / "checkpoint"
 
 
 def _whole(path: Path, config: ProjectConfiguration) -> Path:
@@ -345,10 +366,10 @@ def _pruning(config: ProjectConfiguration) -> Callable[[], None]:
     return prune if config.automatic_checkpoint_naming else lambda: None
 
 
-def _refuse_damage(found: folder.Opened, share: slice, *, full: bool) -> None:
+def _refuse_damage(found: folder.Opened, share: slice) -> None:
     files = [(name, found.path(name), digests) for name, digests in found.manifest.files.items()]
     with digest.threads() as pool:
-        damage = digest.find_damage(files, pool, full=full, share=share)
+        damage = digest.find_damage(files, pool, share)
     if damage:
         raise CheckpointError(
             "\n  ".join([f"{found.folder} is damaged:", *map(str, damage[:5])]),

@@ -11,15 +11,11 @@ from typing import Any, Final
 
 import torch
 
+from accelkit.runtime.bigmodel.bytesize import convert_file_size_to_int
 from accelkit.runtime.checkpoint import digest, folder, memory, tensorfile
 from accelkit.runtime.checkpoint.parts import ObjectPart, Part, TensorPart
 from accelkit.runtime.errors import SettingError, UnsupportedError
 
-_UNITS: Final = {
-    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-}  # fmt: skip
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _OURS: Final = re.compile(
     r"(model(-\d{5}-of-\d{5})?\.safetensors|pytorch_model(-\d{5}-of-\d{5})?\.bin)(\.index\.json)?"
 )
@@ -27,12 +23,15 @@ _INDEX: Final = ".index.json"
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes: a number, or a text like "10GB" (10**10) or "2GiB" (2 * 2**30). Raises SettingError for anything else."""
-    match = _SIZE.fullmatch(str(size).strip())
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None or float(match[1]) * unit < 1:
+    """Bytes: a number, or a text like "10GB" (10**10), "2GiB" (2 * 2**30) or "2gb", bytes all. Raises SettingError for anything else."""
+    text = str(size).strip().upper().replace("IB", "iB")
+    try:
+        found = convert_file_size_to_int(f"{text}B" if text[-1:].isdigit() else text)
+    except SettingError:
+        found = 0
+    if found < 1:
         raise SettingError(f"max_shard_size={size!r}: must be a number of bytes, or a text like '10GB' or '500MiB'")
-    return int(float(match[1]) * unit)
+    return found
 
 
 @dataclass(frozen=True)

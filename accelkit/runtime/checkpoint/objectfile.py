@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any, Final, cast
 
 import torch
+from torch.utils.serialization import config
 
 from accelkit.runtime.checkpoint.digest import DigestingFile
 from accelkit.runtime.errors import CheckpointError
@@ -20,8 +21,9 @@ _NUMPY_TYPES: Final = (
 
 
 def write(file: DigestingFile, value: Any) -> None:
-    """Write an object with `torch.save`."""
-    torch.save(value, cast("IO[bytes]", file))  # write and flush are all that it needs
+    """Write an object with `torch.save`, without the checksums of its own: what is written is digested anyway."""
+    with config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
+        torch.save(value, cast("IO[bytes]", file))  # write and flush are all that it needs
 
 
 def read(path: Path, load_kwargs: Mapping[str, Any] | None = None) -> Any:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import torch
 
+from accelkit.runtime import sharded
 from accelkit.runtime.checkpoint import memory
 
 _SMALL: Final = 1024
@@ -72,8 +73,13 @@ def _take_one(values: Any, parameter: Any, live: Mapping[Any, Any]) -> Any:
 
 def _take_tensor(value: torch.Tensor, there: Any, parameter: Any) -> torch.Tensor:
     if isinstance(there, torch.Tensor) and there.shape == value.shape and there.dtype == value.dtype:
-        with torch.no_grad():
-            return there.copy_(value)
+        sharded.fill(there, value)
+        return there
+    if sharded.is_sharded(value):
+        return value
+    if sharded.is_sharded(parameter) and parameter.shape == value.shape:
+        divided: torch.Tensor = sharded.as_layout(value, parameter)
+        return divided
     moves = isinstance(parameter, torch.Tensor) and parameter.device.type != "cpu"
     return value if moves and value.numel() > _SMALL else value.clone()
 

@@ -105,17 +105,21 @@ class ObjectPart:
         return ObjectPart(self.name, structure.map_leaves(copied, self.value))
 
 
-def model_parts(weights: Sequence[Mapping[str, Any]], *, safe: bool) -> list[Part]:
-    """The files of the models' states."""
+def model_parts(weights: Sequence[Mapping[str, Any]], divided: Sequence[bool], *, safe: bool) -> list[Part]:
+    """The files of the models' states. `divided`: whose tensors all ranks write elsewhere."""
     parts: list[Part] = []
     for index, state in enumerate(weights):
         _refuse_meta(state)
         tensors = {name: value for name, value in state.items() if safe and tensorfile.fits(value)}
         others = {name: value for name, value in state.items() if name not in tensors}
-        if safe:
+        if safe and not divided[index]:
             parts.append(TensorPart(names.model(index), tensors, tensorfile.find_aliases(tensors)))
         if others:
-            parts.append(ObjectPart(names.model_extra(index) if safe else names.model(index, safe=False), others))
+            parts.append(
+                ObjectPart(
+                    names.model_extra(index) if safe or divided[index] else names.model(index, safe=False), others
+                )
+            )
     return parts
 
 
@@ -138,7 +142,7 @@ def other_parts(subjects: Subjects, optimizers: Sequence[Any]) -> list[Part]:
         if has_state(one)
     ]
     if subjects.scaler is not None:
-        parts.append(ObjectPart(names.SCALER, subjects.scaler.state_dict()))
+        parts.append(ObjectPart(names.SCALER_NAME, subjects.scaler.state_dict()))
     parts += [ObjectPart(names.custom(i), one.state_dict()) for i, one in enumerate(subjects.custom)]
     return parts
 

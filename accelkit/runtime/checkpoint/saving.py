@@ -14,6 +14,7 @@ from accelkit.runtime.checkpoint.digest import Digests
 from accelkit.runtime.checkpoint.folder import Staging
 from accelkit.runtime.checkpoint.manifest import Manifest
 from accelkit.runtime.checkpoint.parts import ObjectPart, Part
+from accelkit.runtime.checkpoint.shards import Written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,9 @@ def write_parts(parts: Sequence[Part], path: Path, pool: Executor) -> dict[str, 
     """Write files into a folder and bring them to the disk; their digests by name."""
     written = {}
     for part in parts:
+        if isinstance(part, Written):
+            written[part.name] = digest.read_digests(path / part.name, pool)
+            continue
         written[part.name] = digest.write_file(path / part.name, pool, part.write)
         if isinstance(part, ObjectPart):
             _warn_of_classes(path / part.name)

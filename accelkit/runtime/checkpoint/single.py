@@ -1,6 +1,8 @@
 """Single files: saving any object, once per run or per node, and loading without running code of the file's."""
 
 import os
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,17 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
     state = PartialState()
     if state.is_local_main_process if save_on_each_node else state.is_main_process:
         write(obj, f, safe_serialization=safe_serialization)
+
+
+def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A state that the safetensors format takes: of names that share a tensor the first one, with a warning, and tensors in one piece."""
+    tensors = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
+    aliases = tensorfile.find_aliases(tensors)
+    if aliases:
+        pairs = ", ".join(f"{name} (the same as {kept})" for name, kept in aliases.items())
+        warnings.warn(f"left out of the state, since they share another tensor's memory: {pairs}", stacklevel=2)
+    left = {name: value for name, value in state_dict.items() if name not in aliases}
+    return {name: value.contiguous() if name in tensors else value for name, value in left.items()}
 
 
 def write(obj: Any, f: Any, *, safe_serialization: bool = False) -> None:

@@ -1,20 +1,24 @@
 """Loaders of other kinds, as torch DataLoaders: anything that yields batches, and torchdata's loader where it is asked for."""
 
+import copy
 import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+
+from accelkit.runtime.available import how_to_install
+from accelkit.runtime.errors import MissingPackageError
 
 
 def adopt(loader: Any, *, stateful: bool = False) -> DataLoader[Any]:
     """The loader itself when it is a DataLoader; else a DataLoader of the ready batches that it yields.
 
-    With `stateful` the result is a torchdata StatefulDataLoader. Raises TypeError for what cannot be iterated anew, ImportError
-    when torchdata is asked for and not there.
+    With `stateful` the result is a torchdata StatefulDataLoader. Raises TypeError for what cannot be iterated anew,
+    MissingPackageError when torchdata is asked for and not there.
     """
     found = loader if isinstance(loader, DataLoader) else AdoptedLoader(loader)
-    return _make_stateful(found) if stateful else found
+    return _make_stateful(found) if stateful else _with_torchs_samplers(found)
 
 
 class ReadyBatches(IterableDataset[Any]):
@@ -63,12 +67,12 @@ def _make_stateful(loader: DataLoader[Any]) -> DataLoader[Any]:
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader
     except ImportError as error:
-        raise ImportError(
-            "DataLoaderConfiguration(use_stateful_dataloader=True) needs torchdata 0.8 or later, which is not installed. "
-            "Type `pip install torchdata`, or leave the setting out: prepared loaders have state_dict and load_state_dict anyway."
+        raise MissingPackageError(
+            "DataLoaderConfiguration(use_stateful_dataloader=True) needs torchdata 0.8 or later, which is not installed",
+            hint=f"{how_to_install('torchdata')}; or leave the setting out: prepared loaders have state_dict and load_state_dict anyway",
         ) from error
     if StatefulDataLoader in type(loader).__mro__:
-        return loader
+        return _with_torchs_samplers(loader)
     known = inspect.signature(StatefulDataLoader.__init__).parameters
     names = ["dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"]
     names += ["multiprocessing_context", "persistent_workers", "pin_memory_device", "in_order"]
@@ -80,3 +84,26 @@ def _make_stateful(loader: DataLoader[Any]) -> DataLoader[Any]:
         {name: loader.__dict__[name] for name in ("batch_size", "batch_sampler", "sampler", "drop_last")}
     )
     return made
+
+
+def _with_torchs_samplers(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader with torch's samplers where torchdata has put its own copies of them: torch's can be entered anywhere."""
+    changed = {name: _torchs(getattr(loader, name)) for name in ("sampler", "batch_sampler")}
+    if all(made is getattr(loader, name) for name, made in changed.items()):
+        return loader
+    made = copy.copy(loader)
+    made.__dict__.update(changed)
+    return made
+
+
+def _torchs(sampler: Any) -> Any:
+    """The sampler of torch's that one of torchdata's stands for, or the sampler itself.
+
+    torchdata's random sampler always has a generator, the script's or one of its own making, and orders are drawn from that.
+    """
+    kind = type(sampler).__name__ if type(sampler).__module__.startswith("torchdata.") else ""
+    if kind == "RandomSampler":
+        return RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples, sampler.generator)
+    if kind == "BatchSampler":
+        return BatchSampler(_torchs(sampler.sampler), sampler.batch_size, sampler.drop_last)
+    return sampler

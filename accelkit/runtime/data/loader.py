@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from accelkit.runtime.data.batches import RankBatches
 from accelkit.runtime.data.feeds import Feed, MapFeed, StreamFeed
 from accelkit.runtime.data.progress import Progress
+from accelkit.runtime.data.sampler import IsolatedSampler
 from accelkit.runtime.data.shard import Plan, Tail
 from accelkit.runtime.data.stream import RoundCollate, StreamShare, WorkerStart
 
@@ -58,6 +59,8 @@ class PreparedLoader(DataLoader[Any]):
         """Epoch and position, shared by all views of the loader."""
         self.state = state
         self._move = move
+        self.before_epoch: Callable[[], None] | None = None
+        """What all ranks do before each epoch."""
         self._skip: int | None = None
         """Steps that the first iteration leaves out; None: it begins where the progress says."""
         self._used = False
@@ -92,9 +95,11 @@ class PreparedLoader(DataLoader[Any]):
 
     @property
     def batch_sampler(self) -> Any:  # type: ignore[override]
-        """The batch sampler that all ranks share out; None where the data set makes the batches."""
+        """The batch sampler that all ranks share out, the script's own where it gave one; None where the data set makes the batches."""
         ranked = self._ranked
-        return ranked.inner if ranked is not None and self.base.batch_sampler is ranked else self.base.batch_sampler
+        if ranked is None or self.base.batch_sampler is not ranked:
+            return self.base.batch_sampler
+        return ranked.inner.inner if isinstance(ranked.inner, IsolatedSampler) else ranked.inner
 
     @property
     def sampler(self) -> Any:  # type: ignore[override]
@@ -182,6 +187,8 @@ class PreparedLoader(DataLoader[Any]):
         if self._used:
             self._skip = None
         self._used = True
+        if self.before_epoch is not None:
+            self.before_epoch()
         loop, run = Iteration(self), self.progress.begin(self._skip)
         state, move = self.state, self._move
         try:

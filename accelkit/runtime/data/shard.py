@@ -51,11 +51,20 @@ class Tail:
     """Samples in each rank's share; -1: as many as the batch turns out to have."""
     keep: tuple[int, ...]
     """How many of them are real, the first ones; the rest repeats samples. -1: all."""
+    absent: tuple[int, ...] = ()
+    """Ranks that have no share, and so no step, in the round."""
 
     @property
     def real(self) -> int:
         """Real samples in the round; -1 when some rank's number is not known."""
         return -1 if -1 in self.keep else sum(self.keep)
+
+    def spread(self, shares: Sequence[int]) -> "Tail":
+        """The same where several ranks have one share: only the first of them brings it. `shares`: that of each rank."""
+        if len(shares) == len(self.counts):
+            return self
+        keep = [self.keep[share] if share not in shares[:rank] else 0 for rank, share in enumerate(shares)]
+        return Tail(tuple(self.counts[share] for share in shares), tuple(keep))
 
 
 Round = tuple[list[Batch], Tail | None]
@@ -163,8 +172,8 @@ def _deal_whole(batches: list[Batch], head: list[Batch], plan: Plan, measure: Me
     if plan.drop_last:
         return [], None
     if not plan.even:
-        nothing = [0] * missing
-        return batches, Tail((*counts, *nothing), (*counts, *nothing))
+        padded = (*counts, *[0] * missing)
+        return batches, Tail(padded, padded, tuple(range(len(batches), plan.size)))
     again = list(islice(cycle(head), missing))
     return [*batches, *again], Tail((*counts, *map(measure, again)), (*counts, *[0] * missing))
 
@@ -181,7 +190,8 @@ def _slice_batch(batch: list[Any], head: list[Batch], plan: Plan) -> Round:
         return _fill(batch, head, plan, share)
     slices = [batch[rank * share : (rank + 1) * share] for rank in range(plan.size)]
     counts = tuple(map(len, slices))
-    return [part for part in slices if part], Tail(counts, counts)
+    absent = tuple(rank for rank, count in enumerate(counts) if not count)
+    return slices[: plan.size - len(absent)], Tail(counts, counts, absent)
 
 
 def _fill(samples: list[Any], head: list[Batch], plan: Plan, share: int) -> tuple[list[Batch], Tail]:

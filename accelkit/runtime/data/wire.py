@@ -66,7 +66,7 @@ class Encoder:
     """Makes the rows of one rank; it remembers which layout that rank knows."""
 
     def __init__(self) -> None:
-        self._known: Any = None
+        self._known: Any = object()  # equal to no batch's
 
     def encode(self, batch: Any, tail: Tail | None) -> Row:
         """A batch, and what is to be known of its round. Raises what pickle raises for objects that cannot travel."""

@@ -32,6 +32,8 @@ def collectives(accelerator: Accelerator) -> None:
     _expect(accelerator.reduce(mine.clone(), "sum").tolist(), [size * (size - 1) // 2], "reduce")
     nested = accelerator.gather({"a": mine, "b": (mine.bool(), mine.to(torch.bfloat16))})
     _expect(nested["b"][0].tolist(), [bool(r) for r in range(size)], "gather of a nested structure")
+    last = size - 1
+    _expect(accelerator.broadcast([mine.clone()], from_process=last)[0].tolist(), [last], "broadcast")
     padded = accelerator.pad_across_processes(torch.ones(rank + 1, device=accelerator.device))
     _expect(list(padded.shape), [size], "pad_across_processes")
 
@@ -61,10 +63,11 @@ def metrics(accelerator: Accelerator) -> None:
 
 
 def seeds(accelerator: Accelerator) -> None:
-    """The same seed gives the same numbers on every rank."""
-    set_seed(11)
-    drawn = accelerator.gather(torch.rand(1, device=accelerator.device))
-    _expect(len(set(drawn.tolist())), 1, "different numbers")
+    """The same seed gives the same numbers on every rank, a seed of each device's own different ones."""
+    for of_its_own, different in ((False, 1), (True, accelerator.num_processes)):
+        set_seed(11, device_specific=of_its_own)
+        drawn = accelerator.gather(torch.rand(1, dtype=torch.float64, device=accelerator.device))
+        _expect(len(set(drawn.tolist())), different, f"different numbers with device_specific={of_its_own}")
 
 
 def training(accelerator: Accelerator) -> None:

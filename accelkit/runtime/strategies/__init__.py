@@ -3,9 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from accelkit.runtime.errors import SettingError
+from accelkit.runtime.errors import SettingError, UnsupportedError
 
 if TYPE_CHECKING:
+    import torch
+
     from accelkit.runtime.settings import Handlers
     from accelkit.runtime.state import PartialState
     from accelkit.runtime.strategies.base import Strategy
@@ -13,21 +15,40 @@ if TYPE_CHECKING:
 REGISTRY: Final[dict[str, str]] = {
     "single": "accelkit.runtime.strategies.single:SingleStrategy",
     "ddp": "accelkit.runtime.strategies.ddp:DDPStrategy",
+    "fsdp": "accelkit.runtime.strategies.fsdp:FSDPStrategy",
 }
 """Name -> module:class, imported when it is asked for."""
 
 
-def resolve(name: str, size: int) -> str:
-    """The name of a strategy for a world of `size` ranks: "auto" is ddp for more than one, else single."""
+_OTHERWISE: Final = {
+    "deepspeed": "fsdp shards as ZeRO does (reshard_after_forward=True: stage 3, False: 1 and 2); `kit config import` translates",
+    "xla": "train on CPU or CUDA with ddp or fsdp; a TPU needs a strategy of its own, a file and a line in strategies.REGISTRY",
+}
+"""Names that users of this API family know, and what there is instead."""
+
+
+def resolve(name: str, size: int, asked: str | None = None) -> str:
+    """The name of a strategy for a world of `size` ranks.
+
+    "auto" is the one that a plug-in or a layout of ranks has `asked` for; without any, ddp for more than one rank, else single. Raises
+    SettingError for an unknown name, and for a plug-in or layout that the strategy would not use.
+    """
     if name == "auto":
-        return "ddp" if size > 1 else "single"
+        return asked or ("ddp" if size > 1 else "single")
+    if name in _OTHERWISE:
+        raise UnsupportedError(f"strategy={name!r} is not available in this version", hint=_OTHERWISE[name])
     if name not in REGISTRY:
         raise SettingError(f"strategy={name!r} is not known", hint=f"known are auto, {', '.join(REGISTRY)}")
+    if asked is not None and asked != name:
+        raise SettingError(
+            f"strategy={name!r}, and a plug-in or layout that is for {asked!r}",
+            hint=f"leave one out, or use strategy={asked!r}",
+        )
     return name
 
 
-def make(name: str, state: "PartialState", handlers: "Handlers") -> "Strategy":
+def make(name: str, state: "PartialState", handlers: "Handlers", dtype: "torch.dtype | None" = None) -> "Strategy":
     """The strategy of that name. Raises SettingError for an unknown name, UnsupportedError for a world that does not fit."""
-    module, _, kind = REGISTRY[resolve(name, state.num_processes)].partition(":")
-    made: Strategy = getattr(import_module(module), kind)(state, handlers)
+    module, _, kind = REGISTRY[resolve(name, state.num_processes, handlers.strategy())].partition(":")
+    made: Strategy = getattr(import_module(module), kind)(state, handlers, dtype)
     return made

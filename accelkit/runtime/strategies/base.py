@@ -27,6 +27,8 @@ class Capabilities:
     """Losses are not divided by the number of micro-batches."""
     moves_models: bool = True
     """Models are put on the device before they are wrapped."""
+    shards: bool = False
+    """Parameters become parts of themselves, in place."""
 
 
 class Strategy(ABC):
@@ -35,14 +37,42 @@ class Strategy(ABC):
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities] = Capabilities()
 
-    def __init__(self, state: PartialState, handlers: Handlers) -> None:
+    parallelism: Any = None
+    """The layout of ranks (`ParallelismConfig`); None where they are in one dimension."""
+    mesh: Any = None
+    """The mesh of that layout."""
+
+    def __init__(self, state: PartialState, handlers: Handlers, dtype: torch.dtype | None = None) -> None:
+        """Args: `dtype`, what models compute in under mixed precision; None: as they are."""
         self.state = state
         self.handlers = handlers
+        self.dtype = dtype
 
     @property
     def distributed_type(self) -> DistributedType:
         """How scripts know this way of training."""
         return self.state.distributed_type
+
+    @property
+    def saves_shards(self) -> bool:
+        """Whether each rank writes its part of models and optimizers into checkpoints, not rank 0 the whole."""
+        return False
+
+    @property
+    def data_size(self) -> int:
+        """Shares into which data is divided: one a rank, unless ranks work on one batch together."""
+        found: int = self.parallelism.data_parallel_size if self.parallelism is not None else self.state.num_processes
+        return found
+
+    @property
+    def data_rank(self) -> int:
+        """Which share this rank has."""
+        return self.share_of(self.state.process_index)
+
+    def share_of(self, rank: int) -> int:
+        """Which share of the data a rank has."""
+        found: int = self.parallelism.share_of(rank) if self.parallelism is not None else rank
+        return found
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -51,6 +81,10 @@ class Strategy(ABC):
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The inverse of :meth:`wrap`: exactly the object that was wrapped."""
         return model
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note of an optimizer that is being prepared. Its model may have been wrapped before, or will be later."""
+        return
 
     def no_sync(self, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
         """A block in which backward leaves gradients unsynchronised."""
@@ -64,6 +98,10 @@ class Strategy(ABC):
         """A block in which ranks may run out of batches at different times."""
         return NOTHING
 
+    def grad_norm(self, parameters: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
+        """The common norm of the gradients that are there."""
+        return nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None], norm_type)
+
     def clip_grad_norm(self, parameters: Sequence[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
         """Scale gradients so that their common norm is at most `max_norm`; returns the norm before."""
         return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
@@ -72,19 +110,30 @@ class Strategy(ABC):
         """Limit each element of the gradients to [-clip_value, clip_value]."""
         nn.utils.clip_grad_value_(parameters, clip_value)
 
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """The model's whole state, by its own names; its tensors are those of the model where it has them whole. All ranks call it."""
+    def live_state(self, model: nn.Module) -> dict[str, Any]:
+        """The model's state by its own names, as this rank has it: tensors are those of the model, be they parts."""
         state: dict[str, Any] = models.unwrap(model, keep_torch_compile=False).state_dict()
         return state
 
+    def model_state(self, model: nn.Module, *, keep: bool = True) -> dict[str, Any]:
+        """The model's whole state, by its own names; its tensors are those of the model where it has them whole. All ranks call it.
+
+        Where tensors must be gathered, ranks that do not `keep` them take part and may get nothing.
+        """
+        return self.live_state(model)
+
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:
-        """Load what :meth:`model_state` gave. Tensors that are the model's own are filled already. All ranks call it."""
+        """Load what :meth:`live_state` or :meth:`model_state` gave. Tensors of the model's own are filled already. All ranks call it."""
         models.unwrap(model, keep_torch_compile=False).load_state_dict(state, strict=strict)
 
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """The optimizer's whole state. All ranks call it."""
+    def live_optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """The optimizer's state as this rank has it."""
         state: dict[str, Any] = optimizer.state_dict()
         return state
+
+    def optimizer_state(self, optimizer: Any, *, keep: bool = True) -> dict[str, Any]:
+        """The optimizer's whole state, on ranks that `keep` it. All ranks call it."""
+        return self.live_optimizer_state(optimizer)
 
     def load_optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> None:
         """Load what :meth:`optimizer_state` gave. Tensors that are the optimizer's own are filled already. All ranks call it."""

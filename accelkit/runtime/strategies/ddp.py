@@ -1,17 +1,27 @@
 """Data parallel: every rank holds the whole model, gradients are averaged in backward (torch's DistributedDataParallel)."""
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 
+from accelkit.runtime import models
 from accelkit.runtime.settings import DistributedDataParallelKwargs, Handlers
 from accelkit.runtime.state import PartialState
 from accelkit.runtime.strategies import comm_hooks
 from accelkit.runtime.strategies.base import NOTHING, Strategy
+
+
+class _Modules(weakref.WeakSet[nn.Module]):
+    """Modules, for as long as they live; pickled, none."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Modules, ()
 
 
 class DDPStrategy(Strategy):
@@ -19,10 +29,13 @@ class DDPStrategy(Strategy):
 
     name = "ddp"
 
-    def __init__(self, state: PartialState, handlers: Handlers) -> None:
-        super().__init__(state, handlers)
+    def __init__(self, state: PartialState, handlers: Handlers, dtype: torch.dtype | None = None) -> None:
+        super().__init__(state, handlers, dtype)
         state.start_group()
-        self._arguments = handlers.get(DistributedDataParallelKwargs).to_kwargs()
+        self._begun = _Modules()
+        launched = state.defaults.settings.strategy_options.get("ddp", {})
+        self._settings = handlers.given(DistributedDataParallelKwargs) or DistributedDataParallelKwargs(**launched)
+        self._arguments = self._settings.to_kwargs()
         if state.kind.indexed:
             self._arguments["device_ids"] = [state.device.index]
 
@@ -32,8 +45,9 @@ class DDPStrategy(Strategy):
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
+        models.refuse_divided(model, self.name)
         wrapped = DistributedDataParallel(model, **self._arguments)
-        comm_hooks.register(wrapped, self.handlers.get(DistributedDataParallelKwargs))
+        comm_hooks.register(wrapped, self._settings)
         return wrapped
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -45,13 +59,19 @@ class DDPStrategy(Strategy):
 
     def no_sync(self, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
         """Leave gradients of the wrapped models where they are."""
-        wrapped = [model for model in models if isinstance(model, DistributedDataParallel)]
+        wrapped = [model for model in models if isinstance(model, DistributedDataParallel) and not self._begins(model)]
         if len(wrapped) == 1:
             return wrapped[0].no_sync()
         stack = ExitStack()
         for model in wrapped:
             stack.enter_context(model.no_sync())
         return stack if wrapped else NOTHING
+
+    def _begins(self, model: DistributedDataParallel) -> bool:
+        """Whether this is the first backward of a static graph: torch learns the graph while it synchronises, which changes no sum."""
+        begins = model.static_graph and model not in self._begun
+        self._begun.add(model)
+        return begins
 
     @contextmanager
     def sync_in_backward(self, model: nn.Module) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """One process: nothing is wrapped, nothing is exchanged."""
 
+import torch
 from torch import nn
 
 from accelkit.runtime.errors import UnsupportedError
@@ -13,13 +14,13 @@ class SingleStrategy(Strategy):
 
     name = "single"
 
-    def __init__(self, state: PartialState, handlers: Handlers) -> None:
+    def __init__(self, state: PartialState, handlers: Handlers, dtype: torch.dtype | None = None) -> None:
         if state.num_processes > 1:
             raise UnsupportedError(
                 f"strategy 'single' is for one rank, and this run has {state.num_processes}",
                 hint="use strategy 'auto' or 'ddp', or start one rank",
             )
-        super().__init__(state, handlers)
+        super().__init__(state, handlers, dtype)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself."""

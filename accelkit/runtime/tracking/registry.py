@@ -113,7 +113,7 @@ def tracker_class(name: str) -> type[GeneralTracker]:
         )
     if entry.is_available is not None and not entry.is_available():
         raise MissingPackageError(
-            f"log_with={name!r} needs a package that is not installed", hint=f"pip install {entry.install}"
+            f"log_with={name!r} needs a package that is not installed", hint=available.how_to_install(entry.install)
         )
     module, _, kind = entry.home.partition(":")
     made: type[GeneralTracker] = getattr(import_module(f"accelkit.runtime.tracking.{module}"), kind)

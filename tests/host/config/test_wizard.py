@@ -44,13 +44,19 @@ def on_a_terminal(words: list[str], answers: list[str], cwd: Path) -> tuple[int,
 
 def test_a_person_is_asked_what_matters_and_again_after_a_wrong_answer(tmp_path: Path) -> None:
     """Local ranks: nothing about images or memory; a wrong number is refused with what is allowed and asked again; the file loads."""
-    code, shown = on_a_terminal(["config", "--project"], ["local", "minus one", "2", "3", "bf16", "yes"], tmp_path)
+    code, shown = on_a_terminal(
+        ["config", "--project"],
+        ["local", "minus one", "2", "3", "fsdp", "Block,Other", "yes", "no", "bf16", "yes"],
+        tmp_path,
+    )
     resolved = loading.load(given={}, config_file=tmp_path / "kit.yaml", cwd=Path("/nonexistent"), environ={})
     run = resolved.config.run
 
     assert code == 0, shown
     assert "image" not in shown
     assert "whole number" in shown
+    assert (run.strategy, run.fsdp_transformer_cls_names_to_wrap) == ("fsdp", ["Block", "Other"])
+    assert (run.fsdp_cpu_offload, run.fsdp_activation_checkpointing) == (True, False)
     assert (run.on, run.nodes, run.procs_per_node, run.precision, run.deterministic) == ("local", 2, 3, "bf16", True)
 
 

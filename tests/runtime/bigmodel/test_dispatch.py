@@ -4,6 +4,9 @@ import copy
 import gc
 import inspect
 import io
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -314,3 +317,61 @@ def test_an_older_folder_of_another_shape_is_not_taken(tmp_path: Path) -> None:
 
     assert torch.equal(model.weight, expected)
     save_file({"unused": torch.ones(1)}, tmp_path / "x.safetensors")
+
+
+BUDGET = """
+import json, sys
+import torch
+from torch import nn
+from accelkit import init_empty_weights, load_checkpoint_and_dispatch
+
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssFile")) // 1024
+
+with init_empty_weights():
+    model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(12)])
+model = load_checkpoint_and_dispatch(model, sys.argv[1], {"": "disk"}, resident_memory=json.loads(sys.argv[2]))
+x = torch.ones(1, 2048)
+nn.Linear(2048, 2048)(x)  # what computing needs of libraries
+before, after = resident(), []
+model[0].register_forward_pre_hook(lambda *_: after.append(resident()))
+for layer in model:
+    layer.register_forward_hook(lambda *_: after.append(resident()))
+for _ in range(3):
+    model(x)
+print(max(after) - before)
+"""
+
+
+@pytest.mark.parametrize(("budget", "low", "high"), [("48MiB", 0, 56), (None, 57, 400)])
+def test_memory_stays_within_the_budget(tmp_path: Path, budget: str | None, low: int, high: int) -> None:
+    """Of 192 MiB on disk no more than the budget is in memory at any time; without one, more is: as much as the system leaves."""
+    model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(12)])
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    done = subprocess.run(
+        [sys.executable, "-c", BUDGET, str(tmp_path), json.dumps(budget)], capture_output=True, check=True, text=True
+    )
+
+    assert low <= int(done.stdout) <= high
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_brought_to_another_device_and_back(kind: str) -> None:
+    """With meta as a device that computes shapes: in each forward weights are there, between forwards they are at home."""
+    model = make(kind)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    cpu_offload(model, execution_device="meta", offload_buffers=True)
+    for _ in range(2):
+        with torch.no_grad():
+            assert model(ids().to("meta"))["scores"].shape == (2, 5, 40)
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    for layer in (model.layers[0] if kind == "decoder" else model.encoder["first"],):
+        layer.up.register_forward_pre_hook(lambda module, _: seen.append(module.weight.device.type))
+    seen: list[str] = []
+    with torch.no_grad():
+        model(ids().to("meta"))
+    assert seen == ["cpu"], "torch's own hooks run before ours: the weights come with forward"
+    with pytest.raises(RuntimeError, match="remove_hook_from_module"):
+        model.to("meta")
+    remove_hook_from_module(model, recurse=True)
+    assert torch.equal(scores(model), scores(make(kind)))

@@ -1,6 +1,5 @@
 """Files of weights: mapped, written, damaged."""
 
-import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from accelkit import CheckpointFileError, OffloadError, init_empty_weights, load_checkpoint_in_model
-from accelkit.runtime.bigmodel import offload_files
+from accelkit import CheckpointFileError, init_empty_weights, load_checkpoint_in_model
 from accelkit.runtime.bigmodel.checkpoint import open_checkpoint
 from accelkit.runtime.bigmodel.mapping import MappedFile, Region, merged, region_of
 from accelkit.utils import (
@@ -210,24 +208,6 @@ def test_files_of_torch_run_no_code(tmp_path: Path) -> None:
     for name in ("code", "more", "cut", "rubbish"):
         with pytest.raises(CheckpointFileError, match=name):
             open_checkpoint(tmp_path / f"{name}.bin")
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says how much is needed and left; no file of the attempt stays, what was there before does."""
-    offload_state_dict(tmp_path, {"old": torch.ones(3)})
-    real = offload_files._write
-
-    def write(path: Path, value: torch.Tensor) -> None:
-        if value.numel() == 5:
-            path.write_bytes(b"half")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(path, value)
-
-    monkeypatch.setattr(offload_files, "_write", write)
-    with pytest.raises(OffloadError, match=r"big\.dat needs 20 bytes, and the disk has"):
-        offload_state_dict(tmp_path, {"new": torch.ones(3), "big": torch.ones(5)})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.json", "old.dat"]
-    assert list(OffloadedWeightsLoader(save_folder=tmp_path)) == ["old"]
 
 
 def test_an_offload_file_of_another_length_is_refused(tmp_path: Path) -> None:

@@ -254,3 +254,42 @@ def test_weights_that_travel_ahead_are_never_stale() -> None:
     transfer.finish()
     assert torch.equal(pickle.loads(pickle.dumps(transfer)).take("a", homes["a"])[0], homes["a"][0])
     assert scores(make("decoder")).shape == (*ids().shape, 40)
+
+
+class Failing(ModelHook):
+    """Raises before or after forward; counts how often it is entered, and left one way or the other."""
+
+    def __init__(self, at: str = "") -> None:
+        self.at, self.open = at, 0
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Enter, or raise."""
+        if self.at == "before":
+            raise ValueError(self.at)
+        self.open += 1
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        """Leave, and perhaps raise."""
+        self.open -= 1
+        if self.at == "after":
+            raise ValueError(self.at)
+        return output
+
+    def after_failure(self, module: nn.Module) -> None:
+        """Leave."""
+        self.open -= 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("at", ["before", "after", "within"])
+def test_what_was_entered_is_left_once(count: int, at: str) -> None:
+    """Whichever of several hooks raises, before or after forward, or forward itself: every hook that was entered is left."""
+    for number in range(count):
+        hooks = [Failing(at if place == number else "") for place in range(count)]
+        module = nn.Linear(2, 2)
+        for hook in hooks:
+            add_hook_to_module(module, hook, append=True)
+        with pytest.raises((ValueError, RuntimeError)):
+            module(torch.ones(1, 3 if at == "within" else 2))
+        assert [hook.open for hook in hooks] == [0] * count

@@ -275,7 +275,7 @@ def _as_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def test_the_loss_scaler_and_the_step_come_back(tmp_path: Path) -> None:
-    """Where accumulation is in its window, and the scale that fp16 has come to."""
+    """Where accumulation is in its window, and the scale that fp16 has come to; that gradients are missing is said both times."""
     run = make_run(gradient_accumulation_steps=3)
     run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     run.accelerator.scaler.scale(torch.ones(()))
@@ -284,13 +284,14 @@ def test_the_loss_scaler_and_the_step_come_back(tmp_path: Path) -> None:
         run.accelerator.save_state(tmp_path / "a")
     run.accelerator.step = 0
     run.accelerator.scaler.update(2.0)
-    run.accelerator.load_state(tmp_path / "a")
+    with pytest.warns(UserWarning, match="after 2 of 3 micro-batches of a window, and does not hold their gradients"):
+        run.accelerator.load_state(tmp_path / "a")
     assert run.accelerator.step == 2
     assert run.accelerator.scaler.state_dict()["scale"] == 8.0
 
 
-def test_arguments_of_a_load(tmp_path: Path) -> None:
-    """A wrong map_location, a folder that is not there, and no name at all are refused in so many words."""
+def test_arguments_of_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong map_location and a folder that is not there are refused in so many words; without a name there is a usual place."""
     run = make_run()
     run.accelerator.save_state(tmp_path / "a")
     with pytest.raises(TypeError, match="map_location='gpu'"):
@@ -298,11 +299,11 @@ def test_arguments_of_a_load(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"tried to find .*nowhere") as caught:
         run.accelerator.load_state(tmp_path / "nowhere")
     assert str(tmp_path / "a") in str(caught.value)
-    for call in (run.accelerator.load_state, run.accelerator.save_state):
-        with pytest.raises(SettingError, match="needs an"):
-            call()
+    monkeypatch.chdir(tmp_path)
+    assert str(run.accelerator.save_state()) == str(tmp_path / "checkpoint")
+    run.accelerator.load_state()
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingError, match="is a file"):
         run.accelerator.save_state(tmp_path / "file")
-    for verify in ("size", "crc32", "sha256"):
+    for verify in ("size", "crc32"):
         run.accelerator.load_state(tmp_path / "a", verify=verify)

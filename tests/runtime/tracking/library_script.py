@@ -129,7 +129,11 @@ def jsonl(run: Any) -> None:
 def go_offline(name: str) -> None:
     """Everything below this folder, and nothing over a network."""
     home = str(Path.cwd())
-    os.environ |= {"HOME": home, "TRACKIO_DIR": f"{home}/trackio", "MLFLOW_TRACKING_URI": f"sqlite:///{home}/ml.db"}
+    os.environ |= {"HOME": home, "TRACKIO_DIR": f"{home}/trackio"}
+    os.environ |= {
+        "MLFLOW_TRACKING_URI": f"file:{home}/mlflow",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }  # mlflow-skinny's only store
     os.environ |= {"CLEARML_CACHE_DIR": home, "HF_HUB_OFFLINE": "1", "WANDB_SILENT": "true"}
     if name == "clearml":
         from clearml import Task

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import accelkit
+import accelkit.hooks
 import accelkit.utils
 
 NAME = "accelerate"
@@ -25,10 +26,22 @@ SCRIPTS = f"{FROM_THE_WHEEL}.scripts"
 
 MODULES = frozenset(
     {NAME}
-    | {f"{NAME}.{module}" for module in ("accelerator", "data_loader", "optimizer", "scheduler", "state", "utils")}
-    | {f"{NAME}.utils.{module}" for module in ("dataclasses", "operations")}
+    | {
+        f"{NAME}.{module}"
+        for module in (
+            "accelerator",
+            "big_modeling",
+            "data_loader",
+            "hooks",
+            "optimizer",
+            "scheduler",
+            "state",
+            "utils",
+        )
+    }
+    | {f"{NAME}.utils.{module}" for module in ("dataclasses", "imports", "modeling", "offload", "operations")}
 )
-"""What the checks import."""
+"""What the checks, and other libraries, import."""
 
 
 class Alias(types.ModuleType):
@@ -38,7 +51,7 @@ class Alias(types.ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
-        for home in (accelkit, accelkit.utils):
+        for home in (accelkit, accelkit.utils, accelkit.hooks):
             if name in home.__dict__ or name in dir(home):
                 return getattr(home, name)
         if name.startswith("_"):

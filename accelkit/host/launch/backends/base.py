@@ -5,6 +5,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Final, Protocol
 
+from accelkit.host import process
 from accelkit.host.errors import UsageError
 from accelkit.host.launch.events import EventQueue
 from accelkit.host.launch.plan import LaunchPlan
@@ -40,8 +41,8 @@ class Backend(Protocol):
         """Remove everything that was made for the run. Idempotent, bounded in time; raises EngineError when the engine cannot."""
         ...
 
-    def interactive(self) -> int:
-        """Run the only node with our own terminal and return its exit code."""
+    def interactive(self) -> tuple[int, process.EndedBy]:
+        """Run the only node with our own terminal; its exit code, and what ended it from outside (the plan's time limit, a signal)."""
         ...
 
 

@@ -3,8 +3,9 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Final, Literal
 
 from accelkit.contract import names
 from accelkit.host import process
@@ -12,7 +13,13 @@ from accelkit.host.launch import early
 from accelkit.host.launch.backends import base
 from accelkit.host.launch.early import EarlyNodes
 from accelkit.host.launch.events import EventQueue, Line, NodeExited
+from accelkit.host.launch.pieces import Pieces
 from accelkit.host.launch.plan import LaunchPlan, NodePlan
+from accelkit.host.runs import liveness
+
+READ: Final = 1 << 16
+KILLED_GRACE: Final = 1.0
+"""Seconds until a killed boot is gone."""
 
 
 class LocalBackend:
@@ -54,13 +61,22 @@ class LocalBackend:
             child.kill_group()
 
     def clean(self) -> None:
-        """Nothing of a node's process group stays."""
+        """Nothing of a node stays: its group, and where boot was killed (else it ends what its ranks left) whatever has the run's ID."""
+        killed = any((child.poll() or 0) < 0 or child.poll() is None for child in self._nodes.values())
         self.kill()
+        for child in self._nodes.values():
+            child.wait(KILLED_GRACE)
+        if killed or not self._nodes:
+            for pid in liveness.processes_of(self._plan.run_id):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
-    def interactive(self) -> int:
+    def interactive(self) -> tuple[int, process.EndedBy]:
         """Node 0 on our own terminal."""
         node = self._plan.nodes[0]
-        return process.attach(self._argv(node), cwd=Path(self._plan.workdir), env=self._env(node))
+        return process.attach(
+            self._argv(node), cwd=Path(self._plan.workdir), env=self._env(node), timeout=self._plan.timeout
+        )
 
     def _signal(self, number: int) -> None:
         for child in self._nodes.values():
@@ -77,13 +93,17 @@ class LocalBackend:
 
 
 def _follow(stream: IO[bytes], name: Literal["stdout", "stderr"], events: EventQueue) -> None:
-    for line in stream:
-        events.put(Line(name, line))
+    pieces = Pieces()
+    while data := os.read(stream.fileno(), READ):
+        for piece in pieces.cut(data):
+            events.put(Line(name, piece))
+    for piece in pieces.last():
+        events.put(Line(name, piece))
 
 
 def _await(node: int, child: process.Child, readers: list[threading.Thread], events: EventQueue) -> None:
     """Report the end of a node after its last line; a grandchild that keeps the pipe open holds it up for a second at most."""
     code = child.wait() or 0
     for reader in readers:
-        reader.join(timeout=1.0)
+        events.last_lines(reader, 1.0)
     events.put(NodeExited(node, 128 - code if code < 0 else code))

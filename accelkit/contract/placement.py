@@ -8,12 +8,23 @@ is larger than a room could ever hold does not use the room up for those that fo
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from accelkit.runtime.bigmodel.bytesize import show
+from accelkit.contract.data import ordered_data
 
 Place = int | str
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-@dataclass(frozen=True)
+def show(size: float) -> str:
+    """A size as people read it: exact below a KiB, else with one decimal."""
+    if size == float("inf"):
+        return "no limit"
+    for unit, factor in reversed(_UNITS.items()):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size:.0f} bytes"
+
+
+@ordered_data
 class Unit:
     """What is placed as a whole."""
 
@@ -27,7 +38,7 @@ class Unit:
         return sum(self.tensors.values())
 
 
-@dataclass(frozen=True)
+@ordered_data
 class Room:
     """A place for tensors."""
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from accelkit.runtime.bigmodel.solver import Room, Unit, solve, tied_groups
+from accelkit.contract.placement import Room, Unit, solve, tied_groups
 
 SIZES = (0, 1, 3, 8)
 LIMITS = (1, 4, 9)

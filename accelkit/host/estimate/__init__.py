@@ -1,0 +1,1 @@
+"""What a model needs, told without its weights and without torch: sizes, and which device holds what."""

@@ -1,0 +1,161 @@
+"""What goes into an image, before anything is resolved: decided and checked from the config, the catalogue and the engine."""
+
+import hashlib
+import os
+import platform as machine
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from accelkit.contract import codec
+from accelkit.contract.data import data
+from accelkit.host.config.model import BuildConfig
+from accelkit.host.engine import client as engine
+from accelkit.host.errors import ImageNotFound, UsageError
+from accelkit.host.image import catalogue, requirements, variants
+from accelkit.host.image.catalogue import ImageSpec
+from accelkit.host.image.lockfile import LockedBase
+from accelkit.host.image.requirements import Requirements
+from accelkit.host.image.variants import Variant, Wanted
+
+_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+_TORCH_WHEEL: Final = re.compile(r"torch-(?P<torch>[0-9.]+)(?:\+(?P<build>[^-]+))?-cp(?P<python>\d+)-")
+NO_TORCH_INDEX: Final = "none"
+"""As --torch-index: PyTorch's builds come from the package index."""
+
+
+@data
+class Inputs:
+    """Everything that decides what an image will be."""
+
+    spec: ImageSpec
+    variant: Variant
+    platform: str
+    base: LockedBase
+    base_is_here: bool
+    """Whether the engine has the base: then its name means it, else it is pulled by its digest."""
+    recipe: str
+    """Digest of Dockerfile, scripts and data."""
+    requirements: tuple[Requirements, ...]
+    apt: tuple[str, ...]
+    wheels: Path | None
+    torch_wheel: bool
+    """Whether torch is among the user's wheels."""
+    index_url: str | None
+    ca: Path | None
+    network: str | None
+    proxies: tuple[str, ...]
+    """Names of proxy variables that are set."""
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """Requirements by name -> digest, as the lock keeps them."""
+        found: dict[str, str] = {}
+        for item in self.requirements:
+            name = item.path.name if item.path.name not in found else f"{item.path.parent.name}/{item.path.name}"
+            found[name] = item.digest
+        return found
+
+    @property
+    def digest(self) -> str:
+        """Of all that, contents included. The same digest needs no second build."""
+        total = hashlib.sha256(codec.dumps([
+            self.spec, self.variant.requirements, self.variant.name, self.variant.python, self.variant.index, self.platform, self.base,
+            self.recipe, [r.digest for r in self.requirements], self.apt, listing(self.wheels), self.index_url,
+        ]).encode())  # fmt: skip
+        return f"sha256:{total.hexdigest()}"
+
+
+def gather(name: str, config: BuildConfig, folder: Path) -> Inputs:
+    """The inputs of image `name`; paths are relative to `folder`. Raises UsageError for what cannot be."""
+    spec, known = catalogue.load(name), catalogue.compatibility(name)
+    ca = _existing("--ca", config.ca, folder)
+    wheels = _existing("--wheels", config.wheels, folder)
+    wanted = Wanted(
+        torch=config.torch, python=config.python, cuda=config.cuda, build=config.variant,
+        package_index_only=config.torch_index == NO_TORCH_INDEX,
+    )  # fmt: skip
+    variant = variants.choose(spec, known, wanted)
+    if config.torch_index and variant.index:
+        variant = _with_index(variant, config.torch_index)
+    base = config.base or variant.base
+    digest = base_digest(base)
+    platform = config.platform or f"linux/{_ARCHITECTURES.get(machine.machine(), machine.machine())}"
+    if platform not in spec.platforms:
+        raise UsageError(f"--platform {platform}: image {name} is made for {', '.join(spec.platforms)}")
+    return Inputs(
+        spec=spec,
+        variant=variant,
+        platform=platform,
+        base=LockedBase(name=base, digest=digest),
+        base_is_here=bool(digest),
+        recipe=recipe_digest(name),
+        requirements=requirements.gather(config.requirements, config.project, folder),
+        apt=tuple(sorted(config.apt)),
+        wheels=wheels,
+        torch_wheel=torch_wheel(name, variant, wheels),
+        index_url=config.index_url,
+        ca=ca,
+        network=config.network,
+        proxies=tuple(p for p in _PROXIES if p in os.environ),
+    )
+
+
+def torch_wheel(image: str, variant: Variant, wheels: Path | None) -> bool:
+    """Whether the user's wheels hold this variant's torch. Raises UsageError where they hold only others: none would be meant."""
+    found = [m for path in sorted(wheels.glob("torch-*.whl")) if (m := _TORCH_WHEEL.match(path.name))] if wheels else []
+    python = variant.python.replace(".", "")
+    for match in found:
+        if match["torch"] == variant.torch and match["python"] == python and match["build"] in (variant.name, None):
+            return match["build"] is None or variant.index is not None
+    if found:
+        have = ", ".join(m.string for m in found)
+        raise UsageError(
+            f"--wheels: {have} is not what the image {image} needs: torch {variant.torch}+{variant.name} for Python {variant.python}",
+            hint="put that wheel there, leave torch out of the folder, or choose with --torch, --python and --variant",
+        )
+    return False
+
+
+def recipe_digest(name: str) -> str:
+    """Of the image's folder and of the scripts that its Dockerfile mounts."""
+    total = hashlib.sha256()
+    for top in (catalogue.folder(name), catalogue.scripts()):
+        for path in sorted(p for p in top.rglob("*") if p.is_file()):
+            total.update(
+                f"{path.relative_to(top).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
+            )
+    return f"sha256:{total.hexdigest()}"
+
+
+def base_digest(name: str) -> str:
+    """Repository digest of the base image here, or its ID where it is of no repository; empty when it is still to be pulled."""
+    client = engine.connect()
+    with engine.engine_errors("looking for the base image"):
+        try:
+            found = engine.find_image(client, name)
+        except ImageNotFound:
+            return ""
+    known = [d.partition("@")[2] for d in found.digests]
+    return found.id if found.id in known or not known else known[0]
+
+
+def listing(wheels: Path | None) -> list[str]:
+    """Names and sizes of the wheels: enough to see that there are others now."""
+    found = sorted(wheels.glob("*.whl")) if wheels else []
+    return [f"{path.name}:{path.stat().st_size}" for path in found]
+
+
+def _with_index(variant: Variant, url: str) -> Variant:
+    return replace(variant, index=url.format(build=variant.name))
+
+
+def _existing(flag: str, text: str | None, folder: Path) -> Path | None:
+    if text is None:
+        return None
+    path = folder / Path(text).expanduser()
+    if not path.exists():
+        raise UsageError(f"{flag} {text}: not there")
+    return path.resolve()

@@ -1,0 +1,118 @@
+"""Which lock a build goes by, and writing locks: the decisions around kit.lock."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Literal
+
+from accelkit.contract.data import data
+from accelkit.host import render
+from accelkit.host.config.model import BuildConfig
+from accelkit.host.errors import DriftError
+from accelkit.host.image import drift, inputs, lockfile, registry
+from accelkit.host.image.inputs import Inputs
+from accelkit.host.image.lockfile import Lock, LockedImage
+from accelkit.host.image.resolve import resolve
+
+CONFIG_FILE: Final = "kit.yaml"
+"""Where it is, a project is, and a lock belongs beside it."""
+
+
+@data
+class Settled:
+    """What a build goes by."""
+
+    inputs: Inputs
+    locked: LockedImage | None
+    """None: what is resolved when it is built."""
+
+
+def settle(image: str, config: BuildConfig, folder: Path, *, must: bool = False, write: bool = True) -> Settled:
+    """The inputs of a build, and the lock it goes by: the one in `folder` where it fits, a new one where a project has none.
+
+    With `must` there has to be one that fits: DriftError says what does not. Without `write` no lock is written.
+    """
+    path = folder / lockfile.FILE
+    lock = lockfile.read(path) or Lock()
+    locked = lock.images.get(image)
+    found = inputs.gather(image, preferring(config, locked), folder)
+    if locked is None:
+        if must:
+            raise DriftError(f"{path}: there is no lock for image {image}", hint=f"kit lock {image}")
+        if write and (folder / CONFIG_FILE).is_file():
+            return _first(path, lock, image, found)
+        return Settled(inputs=found, locked=None)
+    problems = drift.find(locked, found)
+    if not problems:
+        return Settled(inputs=_with_base(found, locked), locked=locked)
+    if must:
+        raise DriftError(_listed(path, image, problems), hint=f"kit lock {image} renews it")
+    render.warn(f"{_listed(path, image, problems)}\n     building what is asked for now; kit lock {image} renews it")
+    return Settled(inputs=found, locked=None)
+
+
+def check(images: list[str], config: BuildConfig, folder: Path) -> None:
+    """Raise DriftError that names everything which does not fit."""
+    path = folder / lockfile.FILE
+    lock = lockfile.read(path) or Lock()
+    told = []
+    for image in images:
+        locked = lock.images.get(image)
+        if locked is None:
+            told.append(f"{path}: there is no lock for image {image}")
+            continue
+        problems = drift.find(locked, inputs.gather(image, preferring(config, locked), folder))
+        told += [_listed(path, image, problems)] if problems else []
+    if told:
+        raise DriftError("\n".join(told), hint="kit lock renews it")
+
+
+def renew(
+    image: str, config: BuildConfig, folder: Path, *, upgrade: bool
+) -> tuple[Literal["kept", "written"], list[str]]:
+    """Lock an image anew where its lock does not fit, or in any case with `upgrade`. Returns what changed."""
+    path = folder / lockfile.FILE
+    lock = lockfile.read(path) or Lock()
+    locked = lock.images.get(image)
+    found = inputs.gather(image, config if upgrade else preferring(config, locked), folder)
+    if locked and not upgrade and not drift.find(locked, found):
+        return "kept", []
+    made = resolve(registry.pinned(found), kept=None if upgrade else locked)
+    lockfile.write(path, replace(lock, images={**lock.images, image: made}))
+    return "written", drift.changes(locked, made)
+
+
+def images_of(folder: Path, named: list[str], configured: str) -> list[str]:
+    """The images that a command is about: those named, else those of the lock, else the configured one."""
+    lock = lockfile.read(folder / lockfile.FILE)
+    return named or sorted(lock.images if lock else ()) or [configured]
+
+
+def preferring(config: BuildConfig, locked: LockedImage | None) -> BuildConfig:
+    """The config, with what is locked where the user says nothing: a new version of kit has other defaults."""
+    if locked is None:
+        return config
+    variant = config.variant or (None if config.cuda else locked.build)
+    return replace(
+        config,
+        torch=config.torch or locked.torch,
+        python=config.python or locked.python,
+        variant=variant,
+        platform=config.platform or locked.platform,
+        base=config.base or locked.base.name,
+    )
+
+
+def _first(path: Path, lock: Lock, image: str, found: Inputs) -> Settled:
+    pinned = registry.pinned(found)
+    made = resolve(pinned)
+    lockfile.write(path, replace(lock, images={**lock.images, image: made}))
+    render.note(f"wrote {path}: {len(made.packages)} packages of image {image}")
+    return Settled(inputs=pinned, locked=made)
+
+
+def _with_base(found: Inputs, locked: LockedImage) -> Inputs:
+    return found if found.base.digest else replace(found, base=locked.base)
+
+
+def _listed(path: Path, image: str, problems: list[str]) -> str:
+    return "\n  ".join([f"{path}: the lock of image {image} does not fit:", *problems])

@@ -1,0 +1,198 @@
+"""From what the user asked for to every file of an image: uv resolves, for the image's Python and platform, on this machine.
+
+Two questions are asked: what the image itself needs, and what it needs with the user's requirements, staying as close to the first answer
+as they allow. What is in both is the layer with torch, which a new requirement leaves alone.
+"""
+
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal
+from urllib.parse import unquote, urlsplit
+
+from accelkit.host import process
+from accelkit.host.errors import BuildError, KitError, UsageError
+from accelkit.host.image import debian, requirements
+from accelkit.host.image.inputs import Inputs
+from accelkit.host.image.lockfile import LockedImage, Package
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_MACHINES: Final = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+_TORCH_SOURCE: Final = "pytorch"
+_SHIPPED_FOR_TORCH: Final = ("torchvision", "torchaudio")
+"""They have to be of torch's own build, and therefore from its own index."""
+
+
+def resolve(inputs: Inputs, kept: LockedImage | None = None) -> LockedImage:
+    """The image, down to the last file. `kept`: an earlier answer, whose versions stay where they can.
+
+    Raises BuildError with uv's or apt's words where there is no answer.
+    """
+    uv = find_uv()
+    with tempfile.TemporaryDirectory(prefix="accelkit-lock-") as name:
+        top = Path(name)
+        own = _ask(uv, inputs, top / "own", (), kept.packages if kept else {})
+        everything = own
+        if inputs.requirements:
+            everything = _ask(uv, inputs, top / "all", inputs.requirements, {**own, **(kept.packages if kept else {})})
+    packages = {
+        n: _in_layer(p, torch=n in own and own[n].sha256 == p.sha256) for n, p in everything.items()
+    }  # fmt: skip
+    return LockedImage(
+        torch=inputs.variant.torch,
+        build=inputs.variant.name,
+        python=inputs.variant.python,
+        platform=inputs.platform,
+        base=inputs.base,
+        recipe=inputs.recipe,
+        inputs=inputs.asked,
+        apt=inputs.apt,
+        debian=debian.resolve(inputs),
+        packages=packages,
+    )
+
+
+def find_uv() -> str:
+    """The uv of this installation, else the one on PATH. Raises KitError."""
+    beside = Path(sys.executable).parent / "uv"
+    found = str(beside) if beside.is_file() else process.find("uv")
+    if found is None:
+        raise KitError("uv is not installed, which resolves packages", hint="pip install uv")
+    return found
+
+
+def _ask(
+    uv: str, inputs: Inputs, folder: Path, wanted: tuple[requirements.Requirements, ...], kept: Mapping[str, Package]
+) -> dict[str, Package]:
+    folder.mkdir()
+    project, answer = folder / "pyproject.toml", folder / "pylock.toml"
+    project.write_text(project_text(inputs, wanted))
+    files = [_given(uv, inputs, folder, number, item) for number, item in enumerate(wanted)]
+    if kept:
+        answer.write_text(_as_pylock(kept))
+    options = [
+        "--format=pylock.toml", f"--output-file={answer}", "--no-header", "--quiet", "--only-binary=:all:", "--python", sys.executable,
+        f"--python-version={inputs.variant.python}",
+        f"--python-platform={_MACHINES[inputs.platform]}-manylinux_{inputs.spec.glibc.replace('.', '_')}",
+    ]  # fmt: skip
+    options += [f"--find-links={inputs.wheels}"] if inputs.wheels else []
+    done = process.run([uv, "pip", "compile", str(project), *files, *options], cwd=folder, env=_environment(inputs))
+    if done.code:
+        raise BuildError(f"image {inputs.spec.name}: its packages do not resolve:\n{_told(done.stderr, inputs)}")
+    return parse(answer.read_text(), inputs.variant.index)
+
+
+def project_text(inputs: Inputs, wanted: tuple[requirements.Requirements, ...]) -> str:
+    """The project that uv is asked about: torch from its own index and from nowhere else, unless the user has it."""
+    also = [name for name in _SHIPPED_FOR_TORCH if requirements.mentions(wanted, name)]
+    needed = [*inputs.variant.requirements, *inputs.spec.packages, *also]
+    lines = [
+        "[project]", 'name = "image"', 'version = "0"', f'requires-python = "=={inputs.variant.python}.*"',
+        f"dependencies = {_toml_list(needed)}",
+    ]  # fmt: skip
+    if inputs.variant.index:
+        lines += [
+            "[[tool.uv.index]]",
+            f'name = "{_TORCH_SOURCE}"',
+            f'url = "{inputs.variant.index}"',
+            "explicit = true",
+        ]
+        lines += ["[tool.uv.sources]"]
+        lines += [
+            f'{name} = {{ index = "{_TORCH_SOURCE}" }}'
+            for name in inputs.spec.torch_index_packages
+            if not (name == "torch" and inputs.torch_wheel)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def parse(pylock: str, torch_index: str | None) -> dict[str, Package]:
+    """Packages of uv's answer. Raises BuildError for one that is no wheel with a hash."""
+    found = {}
+    for entry in tomllib.loads(pylock).get("packages", []):
+        name, wheels = entry["name"], entry.get("wheels", [])
+        if len(wheels) != 1 or "sha256" not in wheels[0].get("hashes", {}):
+            raise BuildError(
+                f"{name} {entry.get('version', '')}: not a wheel that can be told by its hash",
+                hint="kit installs wheels alone: build one, put it into a folder, and name that with --wheels",
+            )
+        found[name] = _package(entry["version"], wheels[0], torch_index)
+    return found
+
+
+def _package(version: str, wheel: dict[str, Any], torch_index: str | None) -> Package:
+    url = wheel.get("url") or wheel.get("path") or ""
+    file = unquote(urlsplit(url).path).rpartition("/")[2]
+    origin: Literal["index", "torch-index", "wheels"] = "index"
+    if not url.startswith(("http://", "https://")):
+        origin = "wheels"
+    elif torch_index and _host_and_path(url).startswith(_host_and_path(torch_index).rpartition("/")[0]):
+        origin = "torch-index"
+    return Package(version=version, file=file, sha256=wheel["hashes"]["sha256"], origin=origin)
+
+
+def _host_and_path(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname}{parts.path}".rstrip("/")
+
+
+def _given(uv: str, inputs: Inputs, folder: Path, number: int, item: requirements.Requirements) -> str:
+    """A requirements file as uv takes it; what another uv has locked is exported, less torch."""
+    if item.kind != "uv.lock":
+        return str(item.path)
+    done = process.run(
+        [uv, "export", "--frozen", "--no-emit-project", "--no-hashes", "--no-header", "--no-annotate", "--no-dev", "--quiet",
+         "--project", str(item.path.parent)],
+        env=_environment(inputs),
+    )  # fmt: skip
+    if done.code:
+        raise BuildError(f"{item.path}: {_told(done.stderr, inputs)}")
+    locked = requirements.torch_of(done.stdout)
+    if locked not in (None, inputs.variant.torch):
+        raise UsageError(
+            f"{item.path} has torch {locked}, the image {inputs.spec.name} gets {inputs.variant.torch}",
+            hint=f"kit build {inputs.spec.name} --torch {locked}",
+        )
+    path = folder / f"{number:02}.txt"
+    path.write_text(requirements.without_torch(done.stdout))
+    return str(path)
+
+
+def _environment(inputs: Inputs) -> dict[str, str]:
+    env = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+    if inputs.index_url:
+        env["UV_DEFAULT_INDEX"] = inputs.index_url
+    if inputs.ca:
+        env["SSL_CERT_FILE"] = str(inputs.ca)
+    return env
+
+
+def _told(words: str, inputs: Inputs) -> str:
+    """What uv said, without the address of an index, which may hold a password."""
+    for secret in (inputs.index_url, inputs.variant.index):
+        words = words.replace(secret, "(the index)") if secret else words
+    return re.sub(r"://[^/\s@]+@", "://", words).strip()
+
+
+def _in_layer(package: Package, *, torch: bool) -> Package:
+    return replace(package, layer="torch" if torch else "packages")
+
+
+def _as_pylock(kept: Mapping[str, Package]) -> str:
+    """An answer that uv starts from: it keeps these versions where it can."""
+    lines = ['lock-version = "1.0"', 'created-by = "accelkit"']
+    for name, p in sorted(kept.items()):
+        lines += ["[[packages]]", f'name = "{name}"', f'version = "{p.version}"']
+        lines += [f'wheels = [{{ url = "https://kept.invalid/{p.file}", hashes = {{ sha256 = "{p.sha256}" }} }}]']
+    return "\n".join(lines) + "\n"
+
+
+def _toml_list(items: list[str]) -> str:
+    return "[" + ", ".join(f"'{item}'" for item in items) + "]"

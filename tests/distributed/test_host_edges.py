@@ -1,0 +1,87 @@
+"""`kit run` where it is started in unusual ways."""
+
+import signal
+from pathlib import Path
+
+from tests.support.kit import kit, runs, start, until
+
+
+def test_nohup_keeps_a_run_from_its_terminals_end(tmp_path: Path) -> None:
+    """A caller that ignores SIGHUP, as nohup does, has its run go on; other signals end it as ever."""
+    (tmp_path / "s.py").write_text("import pathlib, time\npathlib.Path('up').touch()\ntime.sleep(600)\n")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start("run", "--on", "local", "s.py", cwd=tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    until((tmp_path / "up").exists, "the rank is up")
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+
+    assert process.returncode == 143
+
+
+def test_a_rank_may_run_pytest_and_kit(tmp_path: Path) -> None:
+    """What is not staged is found where accelkit is installed: pytest loads its plug-ins, kit runs again from a rank."""
+    (tmp_path / "test_one.py").write_text("def test_one():\n    pass\n")
+    code = "from accelkit.host.cli.main import main; main()"
+    (tmp_path / "again.py").write_text(
+        f"import subprocess, sys\nsys.exit(subprocess.call([sys.executable, '-c', {code!r}, 'run', '--on', 'local', 'inner.py']))\n"
+    )
+    (tmp_path / "inner.py").write_text(
+        "import os\nprint('inner', os.environ['KIT_RUN_ID'], os.environ.get('KIT_SECRETS_DIR'))\n"
+    )
+    tested = kit("run", "--on", "local", "-m", "pytest", "-q", "test_one.py", cwd=tmp_path)
+    nested = kit("run", "--on", "local", "--secret", "TOKEN", "again.py", cwd=tmp_path, env={"TOKEN": "x"})
+
+    assert tested.code == 0, tested.out + tested.err
+    assert "1 passed" in tested.out
+    assert nested.code == 0, nested.out + nested.err
+    inner = next(run for run in runs(tmp_path) if run["command"].endswith("inner.py"))
+    assert f"[node0 rank0] inner {inner['run_id']} None" in nested.out
+
+
+def test_a_safe_path_finds_the_staged_runtime(tmp_path: Path) -> None:
+    """PYTHONSAFEPATH: no folder of modules is lost, and the script's own is left out, as Python does."""
+    (tmp_path / "s.py").write_text(
+        "import sys, accelkit\nfrom accelkit.runtime import env\nprint(accelkit.__file__)\nassert sys.path[0] != __file__[:-5]\n"
+    )
+    done = kit(
+        "run", "--on", "local", "s.py", cwd=tmp_path, env={"PYTHONSAFEPATH": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    )
+
+    assert done.code == 0, done.err
+    assert f"] {tmp_path}/accelkit/runtime/" in done.out
+
+
+def test_credentials_are_neither_shown_nor_recorded_with_a_run(tmp_path: Path) -> None:
+    """The login of a package index is no run's business; what looks secret among the variables is masked where it is shown."""
+    (tmp_path / "s.py").write_text("")
+    (tmp_path / "kit.yaml").write_text("version: 1\nbuild:\n  index_url: https://me:hunter2@index/simple\n")
+    words = ["run", "--on", "local", "--env", "AWS_*", "--env", "MY_TOKEN=hunter2"]
+    env = {"AWS_SECRET_ACCESS_KEY": "hunter2", "AWS_REGION": "north"}
+    dry = kit(*words, "--dry-run", "s.py", cwd=tmp_path, env=env)
+    shown = kit("config", "show", cwd=tmp_path)
+    done = kit("run", "--on", "local", "s.py", cwd=tmp_path)
+
+    assert "north" in dry.out
+    assert '"AWS_SECRET_ACCESS_KEY": "***"' in dry.out
+    assert "https://***@index/simple" in shown.out
+    assert done.code == 0, done.err
+    records = [p for p in tmp_path.rglob(".accelkit/runs/**/*") if p.is_file()]
+    assert [p for p in records if b"hunter2" in p.read_bytes()] == []
+    assert "hunter2" not in dry.out + shown.out
+
+
+def test_a_config_that_is_a_link_or_private_stays_so(tmp_path: Path) -> None:
+    """--force replaces the content alone."""
+    (tmp_path / "real.yaml").write_text("version: 1\n")
+    (tmp_path / "real.yaml").chmod(0o600)
+    (tmp_path / "kit.yaml").symlink_to("real.yaml")
+    done = kit("config", "default", "--project", "--force", cwd=tmp_path)
+
+    assert done.code == 0, done.err
+    assert (tmp_path / "kit.yaml").is_symlink()
+    assert "run:" in (tmp_path / "real.yaml").read_text()
+    assert (tmp_path / "real.yaml").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,180 @@
+"""kit.lock: readable, the same text for the same content, read strictly; and what no longer fits is named."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from accelkit.host.config.model import BuildConfig
+from accelkit.host.errors import KitError, UsageError
+from accelkit.host.image import catalogue, drift, inputs, lockfile, locking, sbom, variants
+from accelkit.host.image.inputs import Inputs
+from accelkit.host.image.lockfile import DebianPackage, Lock, LockedBase, LockedImage, Package
+from accelkit.host.image.requirements import Requirements
+
+TORCH = Package(
+    version="2.13.0+cpu", file="torch-2.13.0+cpu-cp311-x.whl", sha256="a" * 64, origin="wheels", layer="torch"
+)
+EINOPS = Package(version="0.8.2", file="einops-0.8.2-py3-none-any.whl", sha256="b" * 64)
+
+
+def locked(**changes: object) -> LockedImage:
+    """A locked image of two packages."""
+    plain = LockedImage(
+        torch="2.13.0", build="cpu", python="3.11", platform="linux/amd64", base=LockedBase(name="base:1", digest="sha256:1"),
+        recipe="sha256:r", inputs={"requirements.txt": "sha256:q"}, packages={"torch": TORCH, "einops": EINOPS},
+        apt=("git",), debian={"git": DebianPackage(version="1:2.39", file="git_1%3a2.39_amd64.deb", sha256="c" * 64)},
+    )  # fmt: skip
+    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def asked(folder: Path, **changes: object) -> Inputs:
+    """Inputs that fit `locked()`."""
+    spec = catalogue.load("cpu")
+    path = folder / "requirements.txt"
+    path.write_text("einops\n")
+    plain = Inputs(
+        spec=spec, variant=variants.choose(spec, catalogue.compatibility("cpu"), variants.Wanted()), platform="linux/amd64",
+        base=LockedBase(name="base:1", digest="sha256:1"), base_is_here=True, recipe="sha256:r",
+        requirements=(Requirements(path=path, kind="requirements.txt"),), apt=("git",), wheels=folder, torch_wheel=True,
+        index_url=None, ca=None, network=None, proxies=(),
+    )  # fmt: skip
+    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def fitting(tmp_path: Path) -> tuple[LockedImage, Inputs]:
+    """A lock and inputs that it fits, with torch's wheel in the folder of wheels."""
+    wheel = tmp_path / TORCH.file
+    wheel.write_bytes(b"wheel")
+    wanted = asked(tmp_path)
+    torch = dataclasses.replace(TORCH, sha256="4eb91d0f7dd9cc0eb2ee8bb8d3e8e0d5d8d0a5f2d05b1ba5ac32a4b0a2c6a8a1")
+    torch = dataclasses.replace(torch, sha256=drift._sha256(wheel))
+    return locked(inputs=wanted.asked, packages={"torch": torch, "einops": EINOPS}), wanted
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Sorted, without anything empty, and the same text whatever the order in which it was made."""
+    one = Lock(images={"cuda": locked(), "cpu": locked(apt=(), debian={})})
+    other = Lock(
+        images={"cpu": locked(apt=(), debian={}, packages={"einops": EINOPS, "torch": TORCH}), "cuda": locked()}
+    )
+    lockfile.write(tmp_path / "kit.lock", one)
+
+    assert lockfile.read(tmp_path / "kit.lock") == lockfile.Lock(
+        images={n: lockfile.ordered(i) for n, i in other.images.items()}
+    )
+    assert lockfile.text(one) == lockfile.text(other)
+    assert "debian: {}" not in lockfile.text(one)
+    assert lockfile.text(one).index("cpu:") < lockfile.text(one).index("cuda:")
+    assert locked().digest == locked(packages={"einops": EINOPS, "torch": TORCH}).digest != locked(python="3.12").digest
+
+
+def test_a_damaged_lock_is_named(tmp_path: Path) -> None:
+    """File and field; a version of the format that this kit does not know."""
+    path = tmp_path / "kit.lock"
+    assert lockfile.read(path) is None
+    path.write_text("version: 1\nimages: {cpu: {torch: 2.13.0}}\n")
+    with pytest.raises(KitError, match=r"kit.lock: images.cpu.build: missing"):
+        lockfile.read(path)
+    path.write_text("version: 9\n")
+    with pytest.raises(KitError, match="version 9"):
+        lockfile.read(path)
+
+
+def test_layers_and_debian_packages_are_written_as_the_build_takes_them() -> None:
+    """A line a package, with its hash; torch's layer apart."""
+    assert locked().requirements("torch") == f"torch==2.13.0+cpu --hash=sha256:{'a' * 64}\n"
+    assert locked().requirements("packages") == f"einops==0.8.2 --hash=sha256:{'b' * 64}\n"
+    assert locked().debian_lines() == f"git 1:2.39 {'c' * 64} git_1%3a2.39_amd64.deb\n"
+
+
+def test_a_lock_that_fits_has_no_drift(fitting: tuple[LockedImage, Inputs]) -> None:
+    """The wheels are read and compared too."""
+    assert drift.find(*fitting) == []
+
+
+def test_every_drift_is_named(fitting: tuple[LockedImage, Inputs], tmp_path: Path) -> None:
+    """Each single change of what is asked for, or of the lock, is one sentence about that thing."""
+    lock, wanted = fitting
+
+    def of(lock: LockedImage = lock, **changes: object) -> str:
+        (found,) = drift.find(lock, dataclasses.replace(wanted, **changes))  # type: ignore[arg-type]
+        return found
+
+    assert of(platform="linux/arm64").startswith("platform: locked is linux/amd64")
+    assert of(variant=dataclasses.replace(wanted.variant, torch="2.12.1")).startswith("torch: locked is 2.13.0")
+    assert of(variant=dataclasses.replace(wanted.variant, python="3.12")).startswith("python: ")
+    assert of(variant=dataclasses.replace(wanted.variant, name="cu130")).startswith("variant: ")
+    assert of(recipe="sha256:other").startswith("recipe: ")
+    assert of(base=LockedBase(name="base:1", digest="sha256:2")) == "base: base:1 is sha256:2 here, locked is sha256:1"
+    assert of(base=LockedBase(name="base:2", digest="sha256:1")).startswith("base: locked is base:1")
+    assert of(apt=()) == "apt: locked are git, asked for are none"
+    assert of(requirements=()) == "requirements: requirements.txt is locked, and not asked for any more"
+    assert of(dataclasses.replace(lock, inputs={})) == "requirements: requirements.txt is new"
+    assert (
+        of(dataclasses.replace(lock, inputs={"requirements.txt": "sha256:0"}))
+        == "requirements: requirements.txt has changed"
+    )
+    (tmp_path / TORCH.file).write_bytes(b"another wheel of the same name")
+    assert of().startswith(f"torch: {TORCH.file} in --wheels has sha256")
+    (tmp_path / TORCH.file).unlink()
+    assert of().startswith(f"torch: {TORCH.file} came from --wheels, and is not there")
+
+
+def test_a_base_that_is_still_to_be_pulled_is_no_drift(fitting: tuple[LockedImage, Inputs]) -> None:
+    """Its digest is asked for outright, and nothing else can be pulled."""
+    lock, wanted = fitting
+    assert drift.find(lock, dataclasses.replace(wanted, base=LockedBase(name="base:1", digest=""))) == []
+
+
+def test_what_another_lock_changes_is_listed() -> None:
+    """Added, removed, of another version, another file of the same version."""
+    new = locked(packages={"torch": dataclasses.replace(TORCH, sha256="f" * 64), "numpy": EINOPS})
+
+    assert drift.changes(None, new) == ["2 packages"]
+    assert drift.changes(locked(), new) == ["+ numpy 0.8.2", "- einops 0.8.2", "  torch 2.13.0+cpu: another file"]
+    older = locked(packages={"torch": TORCH, "einops": dataclasses.replace(EINOPS, version="0.8.1")})
+    assert drift.changes(older, locked()) == ["  einops 0.8.1 -> 0.8.2"]
+
+
+def test_what_is_locked_holds_where_the_user_says_nothing() -> None:
+    """A kit with newer defaults builds an old lock; a wish of the user's own wins."""
+    config = locking.preferring(BuildConfig(), locked(torch="2.12.1", python="3.12"))
+    assert (config.torch, config.python, config.variant, config.base) == ("2.12.1", "3.12", "cpu", "base:1")
+    assert locking.preferring(BuildConfig(torch="2.11.0", cuda="12.6"), locked()).torch == "2.11.0"
+    assert locking.preferring(BuildConfig(cuda="12.6"), locked()).variant is None
+    assert locking.preferring(BuildConfig(), None) == BuildConfig()
+
+
+def test_wheels_of_another_build_are_refused(tmp_path: Path) -> None:
+    """A folder with torch for CPUs is not meant for CUDA, nor one of another version for TPUs; the right one is found."""
+
+    def holds(image: str, file: str) -> bool:
+        for old in tmp_path.glob("*.whl"):
+            old.unlink()
+        (tmp_path / file).touch()
+        variant = variants.choose(catalogue.load(image), catalogue.compatibility(image), variants.Wanted())
+        return inputs.torch_wheel(image, variant, tmp_path)
+
+    assert holds("cpu", "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl")
+    assert not holds("cpu", "torchvision-0.28.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl")
+    for image, file in (
+        ("cuda", "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"),
+        ("tpu", "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"),
+        ("cpu", "torch-2.13.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl"),
+    ):
+        with pytest.raises(UsageError, match=rf"--wheels: .* is not what the image {image} needs"):
+            holds(image, file)
+
+
+def test_documents_beside_the_image_name_every_file(tmp_path: Path) -> None:
+    """SBOM and provenance: base, wheels and Debian packages with their digests; the same lock gives the same text."""
+    sbom.write(tmp_path / "docs", "cpu", locked(), "sha256:" + "d" * 64)
+    bill, origin = (tmp_path / "docs" / name for name in ("sbom.spdx.json", "provenance.json"))
+
+    for digest in ("a" * 64, "b" * 64, "c" * 64):
+        assert digest in bill.read_text()
+        assert digest in origin.read_text()
+    assert "d" * 64 in origin.read_text()
+    assert bill.read_text() == sbom.spdx("cpu", locked())
