@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from accelkit.host.launch import compose
+from accelkit.host.runs.store import STARTING_FILE, Store
 from tests.support.kit import kit, runs, start
 
 ROUNDS = 12
+NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
 SCRIPT = "import os, time; open(os.environ['KIT_OUTPUT_DIR'] + '/o', 'w').write('x'); time.sleep(0.4)"
 
 
@@ -36,9 +39,25 @@ def test_records_are_valid_whenever_kit_is_killed(tmp_path: Path) -> None:
         assert shown.code == 0 or "killed before it was written" in shown.err
         assert "Traceback" not in shown.err
 
-    assert kit("runs", "clean", cwd=tmp_path).code == 0
+    done = kit("runs", "clean", cwd=tmp_path, env=NO_ENGINE)
+    assert done.code == 0, done.err
     ids = {path.name for path in tmp_path.glob(".accelkit/runs/*")}
     assert not _processes_of(ids)
+
+
+def test_what_was_killed_before_its_record_asks_for_an_engine_only_for_containers(tmp_path: Path) -> None:
+    """Without an engine, clean fails exactly when containers may be left: once a Compose file lies in the run's folder."""
+    store = Store(tmp_path)
+    run_dir = store.prepare(store.new_id())
+    (run_dir / STARTING_FILE).unlink()
+    assert kit("runs", "clean", cwd=tmp_path, env=NO_ENGINE).code == 0
+
+    (run_dir / compose.FILE).write_text("services: {}\n")
+    done = kit("runs", "clean", cwd=tmp_path, env=NO_ENGINE)
+    assert done.code == 125
+    assert "containers of 1 runs may be left" in done.err
+    assert kit("runs", "remove", run_dir.name, cwd=tmp_path, env=NO_ENGINE).code == 125
+    assert run_dir.is_dir()
 
 
 def _processes_of(run_ids: set[str]) -> list[int]:

@@ -149,7 +149,7 @@ def stop(run_id: str = ID) -> None:
     store = _store()
     record = store.load(run_id)
     if record.outcome is not None:
-        stopping.sweep(record.run_id, with_engine=record.plan.backend == "docker")
+        stopping.sweep(record.run_id, with_engine=stopping.uses_engine(record))
         render.note(f"run {record.run_id} had ended already ({record.outcome.state})")
         return
     record = stopping.stop(store, record)
@@ -172,7 +172,7 @@ def remove(
         if status.of(entry) in (*status.ALIVE, "orphaned"):
             raise UsageError(f"run {entry.run_id} is not over", hint=f"kit runs stop {entry.run_id}")
     for entry in entries:
-        stopping.sweep(entry.run_id, with_engine=entry.record is not None and entry.record.plan.backend == "docker")
+        stopping.sweep(entry.run_id, with_engine=stopping.may_have_containers(entry))
         store.remove(entry.run_id)
     render.note(f"removed {len(entries)} runs")
 

@@ -10,7 +10,7 @@ from accelkit.contract import names
 from accelkit.contract.data import data
 from accelkit.host.engine import client as engine
 from accelkit.host.errors import EngineError, RunElsewhere
-from accelkit.host.launch import outcome, secrets
+from accelkit.host.launch import compose, outcome, secrets
 from accelkit.host.runs import laid_out, liveness
 from accelkit.host.runs.record import Outcome, Record
 from accelkit.host.runs.store import Entry, Store
@@ -37,7 +37,7 @@ def stop(store: Store, record: Record, patience: float = PATIENCE) -> Record:
             time.sleep(_POLL)
         if liveness.is_alive(supervisor):
             os.kill(supervisor.pid, signal.SIGKILL)
-    sweep(record.run_id, with_engine=record.plan.backend == "docker")
+    sweep(record.run_id, with_engine=uses_engine(record))
     return _finalise(store, store.load(record.run_id))
 
 
@@ -48,6 +48,16 @@ def sweep(run_id: str, *, with_engine: bool) -> None:
     if with_engine:
         with engine.engine_errors("removing what the run left"):
             engine.remove_all(engine.connect(), run_id)
+
+
+def uses_engine(record: Record) -> bool:
+    """Whether the run's nodes are containers."""
+    return record.plan.backend == "docker"
+
+
+def may_have_containers(entry: Entry) -> bool:
+    """As `uses_engine`, also without a record: no container comes to be before its Compose file lies in the run's folder."""
+    return uses_engine(entry.record) if entry.record is not None else (entry.run_dir / compose.FILE).exists()
 
 
 def _end_processes(run_id: str) -> None:
@@ -107,7 +117,7 @@ def clean(store: Store, entries: list[Entry]) -> Cleaned:
     swept, left = [], []
     for entry in entries:
         sweep(entry.run_id, with_engine=has_engine)
-        if not has_engine and (entry.record is None or entry.record.plan.backend == "docker"):
+        if not has_engine and may_have_containers(entry):
             left.append(entry.run_id)
             continue
         if entry.record is not None:
