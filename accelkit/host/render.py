@@ -38,9 +38,9 @@ def colour(stream: object = None) -> bool:
     return "NO_COLOR" not in os.environ and bool(getattr(target, "isatty", lambda: False)())
 
 
-def paint(text: str, code: str) -> str:
-    """`text` in an ANSI style ("31" red, "33" yellow, "1" bold) where standard error takes colours."""
-    return f"\x1b[{code}m{text}\x1b[0m" if colour() else text
+def paint(text: str, code: str, stream: object = None) -> str:
+    """`text` in an ANSI style ("31" red, "33" yellow, "1" bold) where `stream` (default: standard error) takes colours."""
+    return f"\x1b[{code}m{text}\x1b[0m" if colour(stream) else text
 
 
 def note(message: str) -> None:

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge-weights": ("merge", "Turn a sharded checkpoint into one safetensors model."),
     "estimate": ("estimate", "Tell what a model needs and what fits where, without loading it."),
     "shell": ("shell", "Open a shell in the image, with a run's mounts."),
+    "doctor": ("doctor", "Check what runs and builds need here, each with its remedy."),
     "env": ("env", "Print what to paste into a bug report."),
 }
 """Command -> (module in accelkit.host.cli whose `app` is its typer.Typer, one line for `kit --help`)."""

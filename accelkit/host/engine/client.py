@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TIMEOUT: Final = 30
 """Seconds for one answer of the engine."""
+_SOCKET: Final = "/var/run/docker.sock"
+"""Where an engine is that nothing says otherwise of."""
 
 
 def connect(timeout: int = TIMEOUT) -> docker.DockerClient:
@@ -43,8 +45,13 @@ def connect(timeout: int = TIMEOUT) -> docker.DockerClient:
     return client
 
 
+def place() -> str:
+    """Where the engine is that :func:`connect` asks: a URL, or the path of a socket. Raises EngineUnavailable for an unknown context."""
+    return os.environ.get("DOCKER_HOST") or _context().get("base_url") or _SOCKET
+
+
 def _unavailable(host: str | None, error: BaseException) -> EngineUnavailable:
-    place = host or "/var/run/docker.sock"
+    where = host or _SOCKET
     text = str(error)
     if "paramiko" in text:
         why, hint = "ssh:// needs the package paramiko", "install it beside kit: pip install 'docker[ssh]'"
@@ -56,7 +63,7 @@ def _unavailable(host: str | None, error: BaseException) -> EngineUnavailable:
         why, hint = "there is no socket", "start Docker, or do without containers: --on local"
     else:
         why, hint = "it does not answer", "start Docker, or do without containers: --on local"
-    return EngineUnavailable(f"no Docker engine at {place}: {why}", hint=hint)
+    return EngineUnavailable(f"no Docker engine at {where}: {why}", hint=hint)
 
 
 def _context() -> dict[str, Any]:

@@ -66,7 +66,7 @@ def cdi_names(rules: DeviceRules, gpus: tuple[str, ...], engine: EngineDevices) 
     """Names of the chosen devices where the engine has CDI and a specification knows all of them by UUID; none otherwise."""
     if rules.cdi is None or not gpus:
         return ()
-    known = {name for folder in engine.cdi_folders for name in _specified(Path(folder), rules.cdi)}
+    known = {name for folder in engine.cdi_folders for name in specified(Path(folder), rules.cdi)}
     return tuple(f"{rules.cdi}={gpu}" for gpu in gpus) if known.issuperset(gpus) else ()
 
 
@@ -132,7 +132,7 @@ def _check_fit(image: ImagePlan, gpus: tuple[GpuInfo, ...]) -> None:
         )
 
 
-def _specified(folder: Path, kind: str) -> set[str]:
+def specified(folder: Path, kind: str) -> set[str]:
     """Names of the devices of a kind in a folder of CDI specifications, which are JSON or YAML."""
     import yaml
 
