@@ -1,9 +1,16 @@
 """What every test starts from: a home of its own, and nothing of the caller's settings."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Programs that tests start take SIGHUP as programs do, also where the tests themselves were started by `nohup`."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # unlike an ignored signal, a handler is not inherited
 
 
 @pytest.fixture(autouse=True)

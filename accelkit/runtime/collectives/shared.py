@@ -91,10 +91,13 @@ class SharedMemory:
         self.descriptor, self._region = descriptor, region
 
     def read(self, rank: int, file: int, half: int, offset: int, size: int) -> torch.Tensor:
-        """What a rank wrote, as a view that holds until the next operation."""
+        """What a rank wrote, as a view that holds until the next operation; as RuntimeError what gloo would say of a rank that is gone."""
         seen = self._seen.get(rank)
         if seen is None or seen[:2] != (file, half):
-            seen = (file, half, _open(self.owners[rank], file, half))
+            try:
+                seen = (file, half, _open(self.owners[rank], file, half))
+            except (FileNotFoundError, ProcessLookupError) as error:  # it has ended since it sent its frame
+                raise RuntimeError(f"Connection closed by peer: rank {rank} has ended") from error
             self._seen[rank] = seen
         return seen[2].part(offset, size)
 
