@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from accelkit.contract.strategies import STRATEGIES
 from accelkit.host import render
 from accelkit.host.config import syntax
 from accelkit.host.errors import KitError
@@ -43,6 +44,7 @@ def of_spec(folder: str, spec: ImageSpec, known: Compatibility) -> Iterator[str]
         yield f"{file}: torch_index is the same for every build"
     offered = {python for version in known.torch.values() for python in version.python}
     yield from (f"{file}: base for python {p}, for which there is no torch" for p in spec.base if p not in offered)
+    yield from (f"{file}: strategies: {s} is not one" for s in spec.strategies if s not in STRATEGIES or s == "auto")
     try:
         syntax.parse_size(spec.shm)
     except ValueError as error:

@@ -28,6 +28,20 @@ def share_ports(image: ImagePlan) -> bool:
     return catalogue.devices(image.hardware).network == "host"
 
 
+def check_strategy(image: ImagePlan, strategy: str) -> None:
+    """Raise UsageError for a strategy that the image's hardware has not, naming the images that do."""
+    if strategy == "auto" or image.hardware not in catalogue.names():
+        return
+    known = catalogue.load(image.hardware).strategies
+    if strategy in known:
+        return
+    others = [name for name in catalogue.names() if strategy in catalogue.load(name).strategies]
+    raise UsageError(
+        f"--strategy {strategy}: image {image.hardware} supports {', '.join(known)}",
+        hint=f"leave it out, or use --image {' or '.join(others)}" if others else "leave it out",
+    )
+
+
 def decide(
     image: ImagePlan, nodes: int, gpus: tuple[str, ...], machine: Hardware, engine: EngineDevices, environ: Mapping[str, str],
     *, wanted: bool = True,

@@ -104,6 +104,7 @@ def plan_docker(
     user = _user(config, root_inside=engine.root_inside)
     mounts = _mounts(config, place, engine.image, user[0])
     check_program(program, place.workdir, mounts, place.shown_workdir)
+    devices.check_strategy(engine.image, config.strategy)
     given = devices.decide(
         engine.image, topo.nodes, topo.gpus, machine, engine.devices, environment.asked(config.env, place.environ),
         wanted=config.gpus is None or syntax.parse_gpus(config.gpus) != 0,

@@ -37,6 +37,7 @@ def test_each_kind_of_contradiction_is_found() -> None:
     assert "the same for every build" in of_spec(torch_index="x")[0]
     assert "for which there is no torch" in of_spec(base={**spec.base, "3.9": "python:3.9"})[0]
     assert "shm" in of_spec(shm="much")[0]
+    assert "zero is not one" in of_spec(strategies=("ddp", "zero"))[0]
     assert "family" in of_data(family="rocm")[0]
     assert "no source" in of_data(sources=())[0]
     assert "newest first" in of_data(torch=dict(reversed(known.torch.items())))[0]

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from accelkit.contract.spec import Program
+from accelkit.contract.strategies import STRATEGIES
 from accelkit.host import hardware
 from accelkit.host.config.model import RunConfig
 from accelkit.host.errors import UsageError
@@ -229,3 +230,17 @@ def test_gpus_are_read_from_what_nvidia_smi_prints(tmp_path: Path, monkeypatch: 
     tool.write_text(f"#!/bin/sh\ncase $1 in *compute_cap*) exit 2 ;; esac\necho '{line}'\n")
     (found,) = hardware.probe().gpus
     assert (found.uuid, found.capability) == ("GPU-aaaa", "")
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_only_strategies_of_the_image_are_planned(name: str) -> None:
+    """What its image.yaml lists is taken, and `auto`; another is refused by name, with the images that have it."""
+    supported = catalogue.load(name).strategies
+    for strategy in (*supported, "auto"):
+        devices.check_strategy(image(name), strategy)
+    for strategy in set(STRATEGIES) - {*supported, "auto"}:
+        with pytest.raises(UsageError, match=f"--strategy {strategy}: image {name} supports") as told:
+            devices.check_strategy(image(name), strategy)
+        for other in catalogue.names():
+            assert (f"{other} " in f"{told.value.hint} ") == (strategy in catalogue.load(other).strategies)
+    devices.check_strategy(image("somebodys"), "fsdp")
