@@ -4,6 +4,7 @@ The user's tree, index, branch and objects are never touched: changes are read t
 """
 
 import dataclasses
+import errno
 import os
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from accelkit.host.runs.copies import STATE, digest_file
 from accelkit.host.runs.record import Change, CodeState, FileDigest, Submodule
 
 DIFF_FILE: Final = "code.diff"
+_READABLE: Final = "an input is a file, or a folder of files, that you may read"
 _PATCH: Final = (
     *("-p", "-U3", "--binary", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv"),
     *("--submodule=short", "--src-prefix=a/", "--dst-prefix=b/"),
@@ -155,11 +157,14 @@ def digest_inputs(workdir: Path, paths: Sequence[str]) -> dict[str, FileDigest]:
         path = workdir / text
         if not path.exists():
             raise UsageError(f"--input {text}: not in {workdir}")
-        for file in _files(path):
-            try:
+        try:
+            unread: list[Path] = []
+            for file in _files(path, unread):
                 found[os.path.relpath(file, workdir)] = digest_file(file, follow=True)
-            except OSError as error:
-                raise UsageError(f"--input {text}: {file}: {error.strerror}") from error
+            if unread:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(unread[0]))
+        except OSError as error:
+            raise UsageError(f"--input {text}: {error.filename}: {error.strerror}", hint=_READABLE) from error
     return found
 
 
@@ -172,14 +177,29 @@ def digest_outputs(workdir: Path, paths: Sequence[str], since: float = 0.0) -> t
     found: dict[str, FileDigest] = {}
     unread: list[str] = []
     for text in paths:
+        folders: list[Path] = []
         try:
-            for file in _files(workdir / text) if (workdir / text).exists() else ():
-                if file.lstat().st_mtime >= since:
-                    found[os.path.relpath(file, workdir)] = digest_file(file)
+            for file in _files(workdir / text, folders) if (workdir / text).exists() else ():
+                _digest_output(file, workdir, since, found, unread)
         except OSError as error:
-            unread.append(f"{error.filename}: {error.strerror}, so it is not among the recorded outputs")
+            unread.append(_not_among(error))
+        unread += [
+            f"{folder}: may not be read, so what is in it is not among the recorded outputs" for folder in folders
+        ]
     return found, unread
 
 
-def _files(path: Path) -> Iterable[Path]:
-    return [path] if path.is_file() else copies.walk(path, path, set())
+def _digest_output(file: Path, workdir: Path, since: float, found: dict[str, FileDigest], unread: list[str]) -> None:
+    try:
+        if file.lstat().st_mtime >= since:
+            found[os.path.relpath(file, workdir)] = digest_file(file)
+    except OSError as error:
+        unread.append(_not_among(error))
+
+
+def _not_among(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}, so it is not among the recorded outputs"
+
+
+def _files(path: Path, unread: list[Path]) -> Iterable[Path]:
+    return [path] if path.is_file() else copies.walk(path, path, set(), unread)

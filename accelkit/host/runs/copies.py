@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,13 +43,15 @@ def capture(workdir: Path, run_dir: Path, exclude: tuple[str, ...]) -> CodeState
     objects = run_dir.parent.parent / "objects"
     objects.mkdir(exist_ok=True)
     names: list[str] = []
+    unread: list[Path] = []
     complete = True
-    for path in walk(workdir, workdir, {os.path.normpath(path) for path in exclude}):
+    for path in walk(workdir, workdir, {os.path.normpath(path) for path in exclude}, unread):
         if len(names) == MAX_FILES:
             complete = False
             break
         names.append(path.relative_to(workdir).as_posix())
     kept, left_out = choose(workdir, names)
+    left_out |= {path.relative_to(workdir).as_posix(): FileDigest(sha256="", size=0) for path in unread}
     manifest = _keep(workdir, kept, objects)
     too_many = (
         () if complete else (f"{workdir}: more than {MAX_FILES} files, so this run cannot be reproduced; use git",)
@@ -116,17 +117,17 @@ def _keep(workdir: Path, names: Iterable[str], objects: Path) -> dict[str, FileD
     manifest: dict[str, FileDigest] = {}
     now: dict[str, Any] = {}
     for name in names:
-        path = workdir / name
-        state = _state(path)
-        before = known.get(name)
-        if before is not None and before[0] == state and (objects / before[1]).exists():
-            digest = FileDigest(sha256=before[1], size=state[0], executable=bool(state[4]))
-        else:
-            digest = digest_file(path)
-            _store_object(objects, path, digest)
-        if digest.link is None and state[1] < time.time_ns() - _FRESH and state == _state(path):
-            now[name] = [state, digest.sha256]
-        manifest[name] = digest
+        with suppress(FileNotFoundError):  # gone since it was listed: somebody else works here
+            path = workdir / name
+            state = _state(path)
+            before = known.get(name)
+            if before is not None and before[0] == state and (objects / before[1]).exists():
+                digest = FileDigest(sha256=before[1], size=state[0], executable=bool(state[4]))
+            else:
+                digest = _store_object(objects, path)
+            if digest.link is None and state[1] < time.time_ns() - _FRESH and state == _state(path):
+                now[name] = [state, digest.sha256]
+            manifest[name] = digest
     if now != known:
         codec.write_text(objects / KNOWN_FILE, codec.dumps(now))
     return manifest
@@ -145,18 +146,30 @@ def _state(path: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, int(bool(found.st_mode & 0o100))]
 
 
-def _store_object(objects: Path, path: Path, digest: FileDigest) -> None:
-    target = objects / digest.sha256
-    if digest.link is not None or target.exists():
-        return
+def _store_object(objects: Path, path: Path) -> FileDigest:
+    """Keep a file's content under its digest, which is that of the copy: somebody may be writing the file."""
+    if path.is_symlink():
+        return digest_file(path)
+    total, size = hashlib.sha256(), 0
     handle, temporary = tempfile.mkstemp(dir=objects)
-    os.close(handle)
-    shutil.copyfile(path, temporary)
-    os.replace(temporary, target)
+    try:
+        with open(handle, "wb") as copy, path.open("rb") as file:
+            executable = bool(os.fstat(file.fileno()).st_mode & 0o100)
+            while block := file.read(_BLOCK):
+                total.update(block)
+                size += copy.write(block)
+        os.replace(temporary, objects / total.hexdigest())
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return FileDigest(sha256=total.hexdigest(), size=size, executable=executable)
 
 
-def walk(top: Path, root: Path, skipped: set[str]) -> Iterator[Path]:
-    """Files and symbolic links below `top`, sorted; caches and `skipped` (relative to `root`) left out."""
+def walk(top: Path, root: Path, skipped: set[str], unread: list[Path]) -> Iterator[Path]:
+    """Files and symbolic links below `top`, sorted; caches and `skipped` (relative to `root`) left out.
+
+    `unread` gets the folders below `top` that may not be read; one that is gone meanwhile had nothing. Raises OSError for `top` itself.
+    """
     with os.scandir(top) as entries:
         found = sorted(entries, key=lambda e: e.name)
     for entry in found:
@@ -166,7 +179,12 @@ def walk(top: Path, root: Path, skipped: set[str]) -> Iterator[Path]:
         if entry.is_symlink() or entry.is_file():
             yield path
         elif entry.is_dir():
-            yield from walk(path, root, skipped)
+            try:
+                yield from walk(path, root, skipped, unread)
+            except PermissionError:
+                unread.append(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
 
 
 def digest_file(path: Path, *, follow: bool = False) -> FileDigest:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from accelkit.host.errors import UsageError
 from accelkit.host.runs import capture, copies, replay
 from accelkit.host.runs.record import CodeState
 from accelkit.host.runs.store import Store
+from tests.support.kit import ROOT, until
 
 
 def git(folder: Path, *words: str) -> str:
@@ -271,3 +273,71 @@ def test_the_content_behind_a_linked_input_counts(tmp_path: Path) -> None:
     before = capture.digest_inputs(tmp_path, ["link"])
     (tmp_path / "data").write_text("2")
     assert capture.digest_inputs(tmp_path, ["link"]) != before
+
+
+def test_a_folder_that_somebody_else_works_in_is_captured(tmp_path: Path) -> None:
+    """Files that come, go and grow meanwhile: what is kept is kept under the digest of what is kept."""
+    work, run_dir = tmp_path / "work", tmp_path / "state" / "runs" / "r"
+    work.mkdir()
+    churn = (
+        "import os, itertools\nlog = open('z.log', 'ab', buffering=0)\n"
+        "for n in itertools.count():\n"
+        "    names = [f'{n % 7}-{i}.tmp' for i in range(40)]\n"
+        "    for name in names: open(name, 'w').write(str(n))\n"
+        "    log.write(b'x' * 100000)\n"
+        "    if n % 50 == 0: log.truncate(0)\n"
+        "    for name in names: os.remove(name)\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", churn], cwd=work)
+    try:
+        until((work / "z.log").exists, "the other works")
+        for _ in range(30):
+            capture_in(work, run_dir)
+    finally:
+        other.kill()
+        other.wait()
+
+    objects = [p for p in (tmp_path / "state" / "objects").iterdir() if p.name != copies.KNOWN_FILE]
+    assert objects
+    assert [p.name for p in objects] == [copies.digest_file(p).sha256 for p in objects]
+
+
+def test_a_folder_that_may_not_be_read_costs_only_itself(tmp_path: Path) -> None:
+    """As code it is left out with a warning, as output too, with the rest recorded; as input it is refused."""
+    work = tmp_path / "work"
+    for name in ("a", "private", "z"):
+        (work / name).mkdir(parents=True)
+        (work / name / "f").write_text(name)
+    program = (
+        "import os, sys, pathlib\nfrom accelkit.host.runs import capture\nfrom accelkit.host.errors import UsageError\n"
+        "if os.getuid() == 0: os.setgid(12345); os.setuid(12345)\n"
+        "work, run = map(pathlib.Path, sys.argv[1:])\n"
+        "code = capture.capture_code(work, run, exclude=[])\n"
+        "assert list(code.left_out) == ['private'], code.left_out\n"
+        "assert 'private: may not be read' in code.warnings[0], code.warnings\n"
+        "assert '\"z/f\"' in (run / 'code.json').read_text()\n"
+        "found, unread = capture.digest_outputs(work, ['.'])\n"
+        "assert set(found) == {'a/f', 'z/f'}, found\n"
+        "assert len(unread) == 1 and 'private' in unread[0], unread\n"
+        "try: capture.digest_inputs(work, ['.'])\n"
+        "except UsageError as error: assert 'private' in error.message\n"
+        "else: raise SystemExit('taken as input')\n"
+    )
+    run_dir = tmp_path / "state" / "runs" / "r"
+    run_dir.mkdir(parents=True)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o755)
+    for folder in (tmp_path / "state", run_dir.parent, run_dir):
+        folder.chmod(0o777)
+    (work / "private").chmod(0)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(work), str(run_dir)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (work / "private").chmod(0o755)
+
+    assert done.returncode == 0, done.stderr
