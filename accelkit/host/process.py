@@ -121,12 +121,12 @@ class Child:
             raise ValueError("standard output was not piped")
         return self._process.stdout
 
-    def tell(self, text: str) -> None:
+    def tell(self, data: bytes) -> None:
         """Write all of its standard input, once; nothing happens when it is gone. Raises ValueError when that was not piped."""
         if self._process.stdin is None:
             raise ValueError("standard input was not piped")
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(text.encode())
+            pipe.write(data)
 
     @property
     def stderr(self) -> IO[bytes]:

@@ -112,5 +112,5 @@ def _write(line: str) -> None:
     try:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
-    except BrokenPipeError:
+    except (OSError, ValueError):  # a reader that has gone, a full disk, a stream that is closed: nowhere to say it
         return

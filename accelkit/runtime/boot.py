@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("spec", help="path of the launch spec, or -")
     parser.add_argument("--node", type=int, required=True, help="rank of this node")
     arguments = parser.parse_args(argv)
-    path = arguments.spec if arguments.spec != "-" else sys.stdin.readline().rstrip("\n")
+    path = arguments.spec if arguments.spec != "-" else os.fsdecode(sys.stdin.buffer.readline()).rstrip("\n")
     if not path:
         sys.exit(0)  # whoever started us has changed its mind
     spec = codec.read(LaunchSpec, path)

@@ -86,12 +86,19 @@ def _leave(error: BaseException, path: str, text: str, trace: TracebackType | No
 
     file, line = _place(trace, error)
     found = RankError(
-        type=_name(type(error)), message=str(error), traceback=text, file=file, line=line, time=time.time()
+        type=_name(type(error)), message=_message(error), traceback=text, file=file, line=line, time=time.time()
     )
     try:
         codec.write(path, found, mode=names.EXCHANGED)
     except OSError as problem:  # a full disk: the traceback above tells it all
         sys.stderr.write(f"kit: cannot write {path}: {problem.strerror}\n")
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  (the user's own code)
+        return "(its text cannot be made)"
 
 
 def _name(kind: type) -> str:

@@ -1,9 +1,14 @@
 """`kit run` where it is started in unusual ways."""
 
+import os
+import shlex
 import signal
 from pathlib import Path
 
-from tests.support.kit import kit, runs, start, until
+import pytest
+
+from accelkit.host.launch.events import LINES
+from tests.support.kit import KIT, command, kit, runs, start, until
 
 
 def test_nohup_keeps_a_run_from_its_terminals_end(tmp_path: Path) -> None:
@@ -85,3 +90,63 @@ def test_a_config_that_is_a_link_or_private_stays_so(tmp_path: Path) -> None:
     assert (tmp_path / "kit.yaml").is_symlink()
     assert "run:" in (tmp_path / "real.yaml").read_text()
     assert (tmp_path / "real.yaml").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_streams_that_are_closed_or_full_hold_up_no_run(tmp_path: Path, streams: str) -> None:
+    """Nobody sees the lines, also more of them than kit lets wait; the run ends as ever and its log is whole."""
+    (tmp_path / "s.py").write_text(f"for i in range({LINES + 5000}):\n    print(i)\n")
+    words = shlex.join([*KIT, "run", "--on", "local", "s.py"])
+    done = command(["sh", "-c", f"exec {words} {streams}"], cwd=tmp_path)
+
+    assert done.code == 0, done.err
+    log = next(tmp_path.glob(".accelkit/runs/*/exchange/logs/rank-0.log"))
+    assert log.read_text().splitlines()[-1] == str(LINES + 4999)
+    assert "Traceback" not in done.err
+
+
+def test_a_folder_that_is_gone_is_told_of(tmp_path: Path) -> None:
+    """Also with what makes kit start nodes before it reads its command line."""
+    argv = ["sh", "-c", f"rmdir {tmp_path}/gone; exec {shlex.join([*KIT, 'run', '--on', 'local', 's.py'])}"]
+    (tmp_path / "gone").mkdir()
+    done = command(argv, cwd=tmp_path / "gone")
+
+    assert done.code == 2
+    assert "the current folder is not there any more" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_folders_may_have_any_name(tmp_path: Path) -> None:
+    """Blanks, dollars, and bytes that are no text."""
+    folder = tmp_path / os.fsdecode(b"a $HOME \xff")
+    folder.mkdir()
+    (folder / "s.py").write_text("print('here')\n")
+    done = kit("run", "--on", "local", "--nodes", "2", "s.py", cwd=folder)
+
+    assert done.code == 0, done.err
+    assert done.out.count("here") == 2
+
+
+def test_an_exception_without_a_text_is_reported_all_the_same(tmp_path: Path) -> None:
+    """An exception whose __str__ fails is named with its place, and its traceback is the script's alone."""
+    (tmp_path / "s.py").write_text(
+        "class Odd(Exception):\n    def __str__(self):\n        raise RuntimeError('no')\nraise Odd\n"
+    )
+    done = kit("run", "--on", "local", "s.py", cwd=tmp_path)
+
+    assert done.code == 1
+    assert f"Odd: (its text cannot be made) at {tmp_path}/s.py:4" in done.err
+    assert "rank_main" not in done.err
+
+
+def test_numbers_that_are_none_are_wrong_input(tmp_path: Path) -> None:
+    """What looks like a number and is none, and a time that no clock counts."""
+    (tmp_path / "s.py").write_text("")
+    seeds = [kit("run", "--on", "local", "s.py", cwd=tmp_path, env={"KIT_SEED": text}) for text in ("--5", "\u00b2")]
+    late = kit("run", "--on", "local", "--timeout", "9999999h", "s.py", cwd=tmp_path)
+
+    for done in seeds:
+        assert done.code == 2
+        assert "KIT_SEED: run.seed is" in done.err
+    assert late.code == 2
+    assert "'9999999h' is too long; allowed is up to" in late.err

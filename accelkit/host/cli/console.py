@@ -9,6 +9,7 @@ from typing import NoReturn
 def console() -> NoReturn:
     """`kit`, and an exit that does not take the interpreter apart, which takes longer than many a command."""
     code: object
+    _open_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
     try:
@@ -27,6 +28,21 @@ def console() -> NoReturn:
         except (OSError, ValueError):  # a reader that has gone
             continue
     os._exit(code if isinstance(code, int) else bool(code))
+
+
+def _open_streams() -> None:
+    """A standard stream that the caller has closed goes nowhere: else the next file that is opened would be in its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            made = os.open(os.devnull, os.O_RDWR)
+            if made != number:
+                os.dup2(made, number)
+                os.close(made)
+        if getattr(sys, name) is None:
+            stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115  (for as long as kit lives)
+            setattr(sys, name, stream)
 
 
 def _leave(_number: int, _frame: object) -> NoReturn:

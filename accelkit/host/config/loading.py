@@ -1,5 +1,6 @@
 """Finding and merging the config: flags > KIT_* variables > --config-file > ./kit.yaml > the user's default > defaults."""
 
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -204,8 +205,9 @@ def _from_text(kind: Any, text: str) -> object:
             "off": False,
             "": False,
         }.get(text.strip().lower(), text)
-    if int in (kind, *typing.get_args(kind)) and text.strip().lstrip("-").isdigit():
-        return int(text)
+    if int in (kind, *typing.get_args(kind)):
+        with contextlib.suppress(ValueError):  # what is no number is told of as it stands
+            return int(text)
     return text
 
 

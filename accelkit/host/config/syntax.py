@@ -15,6 +15,8 @@ _SIZE_UNITS: Final = {
     "t": 1 << 40, "ti": 1 << 40, "tib": 1 << 40, "tb": 10**12,
 }  # fmt: skip
 _DURATION: Final = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+_LONGEST: Final = 10 * 365 * 24 * 3600
+"""Seconds; far longer waits are more than a system's clock can count."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATTERN: Final = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
 _SECRET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -53,6 +55,8 @@ def parse_duration(text: str) -> float:
     seconds = sum(p * f for p, f in zip(parts, (3600, 60, 1), strict=False))
     if seconds <= 0:
         raise ValueError(f"{text!r} is not a duration; allowed are 90s, 15m, 4h, 1h30m")
+    if seconds > _LONGEST:
+        raise ValueError(f"{text!r} is too long; allowed is up to {_LONGEST // 3600}h")
     return seconds
 
 

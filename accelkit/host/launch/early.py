@@ -34,7 +34,7 @@ class EarlyNodes:
         self.be(nodes)
 
     def be(self, nodes: int) -> None:
-        """Start those of `nodes` that are not up,."""
+        """Start those of `nodes` that are not up yet."""
         for index in range(len(self._waiting), nodes):
             self._waiting[index] = process.Child(
                 command(sys.executable, str(self.staged.folder), "-", index),
@@ -46,7 +46,7 @@ class EarlyNodes:
     def take(self, node: int, spec: str) -> process.Child:
         """The process of this node, told where its spec lies; it is the caller's from now on."""
         child = self._waiting.pop(node)
-        child.tell(f"{spec}\n")
+        child.tell(os.fsencode(f"{spec}\n"))
         return child
 
     def close(self) -> None:
@@ -72,8 +72,8 @@ def guess(arguments: Sequence[str]) -> None:
         and "local" in arguments
         and not _OTHERS & set(arguments)
     ):
-        workdir = Path.cwd()
         with contextlib.suppress(KitError, OSError):
+            workdir = Path.cwd()
             _guessed.append(EarlyNodes(workdir, ids.new_id(paths.project_runs(workdir)), 1))
 
 
