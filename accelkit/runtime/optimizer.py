@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from accelkit.runtime import structure
 from accelkit.runtime.gradients import GradientState
@@ -31,7 +32,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         self._was_skipped = False
         self._has_stepped = False
-        self._is_unscaled = False
         self._skips_by_itself = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         """Whether the optimizer's kernel looks for overflows, so that its `step` is called in any case."""
         self._overflows: tuple[torch.Tensor, ...] = ()
@@ -115,7 +115,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step, when this step completes a window. Without a scaler, returns what the inner optimizer returns."""
         if not self.gradient_state.sync_gradients:
-            self._was_skipped = False
+            self._was_skipped, self._overflows = False, ()
             return None
         if self.scaler is None:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
@@ -126,14 +126,15 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if not isinstance(self.scaler, LossScaler):
             self.scaler.update()
         self._was_skipped = not self._has_stepped
-        self._is_unscaled = False
         return loss
 
     def unscale(self) -> None:
         """Bring gradients back to their true size, once per step; nothing without a scaler."""
-        if self.scaler is not None and not self._is_unscaled:
+        if self.scaler is None:
+            return
+        stage = self.scaler._per_optimizer_states[id(self.optimizer)]["stage"]  # noqa: SLF001  (until the scaler updates)
+        if stage is not OptState.UNSCALED:
             self.scaler.unscale_(self.optimizer)
-            self._is_unscaled = True
 
     def train(self) -> None:
         """Switch an optimizer that has modes to training."""

@@ -213,3 +213,19 @@ def test_an_overflow_skips_one_optimizer(fused: bool) -> None:
     for optimizer in optimizers:
         optimizer.step()
     assert not acc.optimizer_step_was_skipped
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_is_not_due_was_not_skipped(fused: bool) -> None:
+    """After an overflow the answer is true until the next micro-batch, also where nobody asked in between."""
+    acc = Accelerator(mixed_precision="fp16", cpu=True, gradient_accumulation_steps=2)
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = acc.prepare(torch.optim.Adam([weight], lr=0.1, fused=fused))
+    for ask in (True, False):
+        for factor, skipped in ((1.0, False), (float("inf"), True), (1.0, False), (1.0, False)):
+            with acc.accumulate():
+                acc.backward((weight * factor).sum())
+                optimizer.step()
+                if ask or not skipped:
+                    assert acc.optimizer_step_was_skipped == skipped
+                optimizer.zero_grad()

@@ -139,6 +139,21 @@ def test_an_overflow_skips_the_step_and_the_schedule() -> None:
     assert schedule.last_epoch == 1
 
 
+def test_clipping_for_several_optimizers_acts_on_true_gradients() -> None:
+    """Where two models step in turn, as a GAN's do, each is clipped by the norm it has without a scaler, at every step."""
+    acc = Accelerator(mixed_precision="fp16", cpu=True)
+    weights = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizers = [acc.prepare(torch.optim.SGD([weight], lr=1.0)) for weight in weights]
+    for step in range(1, 4):
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            acc.backward(-4 * weight.sum())
+            assert acc.clip_grad_norm_([weight], 0.5).item() == 4.0
+            assert acc.clip_grad_norm_([weight], 0.5).item() == pytest.approx(0.5), "unscaled once"
+            optimizer.step()
+            optimizer.zero_grad()
+            assert weight.item() == pytest.approx(step / 2, abs=1e-4)
+
+
 @pytest.mark.parametrize("order", ["compiled before", "compiled after"])
 def test_a_compiled_model_computes_in_the_type_too(order: str) -> None:
     """Bit for bit what it computes without torch.compile, whose graphs must not leave autocast to the time of compiling."""
