@@ -35,7 +35,11 @@ from accelkit.runtime.strategies.fsdp_plugin import FullyShardedDataParallelPlug
 from accelkit.runtime.tool_methods import ToolMethods
 from accelkit.runtime.training import TrainingMethods
 
-_TORCH_SCHEDULER: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+_SCHEDULER: Final = (
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.optim.lr_scheduler.ReduceLROnPlateau,
+    AcceleratedScheduler,
+)
 
 
 class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, CheckpointMethods, ToolMethods):
@@ -169,7 +173,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         self.state.require()
         placement = device_placement or [self.device_placement] * len(objects)
         ready = [self._prepare_one(item, place) for item, place in zip(objects, placement, strict=True)]
-        ready = [self.prepare_scheduler(item) if isinstance(item, _TORCH_SCHEDULER) else item for item in ready]
+        ready = [self.prepare_scheduler(item) if isinstance(item, _SCHEDULER) else item for item in ready]
         return ready[0] if len(ready) == 1 else tuple(ready)
 
     def _prepare_one(self, item: Any, place: bool) -> Any:
@@ -213,6 +217,8 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
             made = AcceleratedOptimizer(optimizer, place, self.scaler)
         self._optimizers.add(optimizer, made)
         self._strategy.adopt(made.optimizer)
+        for scheduler in self._schedulers:
+            scheduler.follow(made)
         return made
 
     def prepare_data_loader(
@@ -226,6 +232,8 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         if found is not None:
             return found
         if type(data_loader) is PreparedLoader and data_loader.state is not None:
+            if all(loader.progress is not data_loader.progress for loader in self._dataloaders):  # no view of one
+                self._dataloaders.add(data_loader, data_loader)
             return data_loader
         if type(data_loader) is PreparedLoader:
             raise SettingError("this loader was made by skip_first_batches", hint="prepare first, then skip")
@@ -250,6 +258,9 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         found: AcceleratedScheduler | None = self._schedulers.find(scheduler)
         if found is not None:
             return found
+        if isinstance(scheduler, AcceleratedScheduler):
+            self._schedulers.add(scheduler, scheduler)
+            return scheduler
         held = getattr(scheduler, "optimizer", None)
         prepared: list[AcceleratedOptimizer] = self._optimizers.objects
         mine = [optimizer for optimizer in prepared if held is optimizer or held is optimizer.optimizer]

@@ -40,6 +40,11 @@ class AcceleratedScheduler:
             raise AttributeError(name)
         return getattr(self.scheduler, name)
 
+    def follow(self, optimizer: AcceleratedOptimizer) -> None:
+        """Be tied to an optimizer that was prepared later, if that is the one of the inner scheduler."""
+        if getattr(self.scheduler, "optimizer", None) in (optimizer, optimizer.optimizer):
+            self.optimizers = [optimizer]
+
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move the schedule on, where that is due; arguments go to the inner scheduler."""
         if not self.step_with_optimizer:

@@ -41,7 +41,7 @@ class DDPStrategy(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """A DistributedDataParallel around the model; the model itself when nothing in it is trained."""
-        if isinstance(model, DistributedDataParallel):
+        if isinstance(models.engine(model), DistributedDataParallel):
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
@@ -52,10 +52,9 @@ class DDPStrategy(Strategy):
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The model inside."""
-        if isinstance(model, DistributedDataParallel):
-            inner: nn.Module = model.module
-            return inner
-        return model
+        engine = models.engine(model)
+        inner: nn.Module = engine.module if isinstance(engine, DistributedDataParallel) else model
+        return inner
 
     def no_sync(self, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
         """Leave gradients of the wrapped models where they are."""
