@@ -356,10 +356,11 @@ def _whole(path: Path, config: ProjectConfiguration) -> Path:
 
 def _pruning(config: ProjectConfiguration) -> Callable[[], None]:
     """What is done when a checkpoint is complete: the oldest beyond the limit go. That failing is no failed save."""
+    saved = config.iteration
 
     def prune() -> None:
         try:
-            project.prune(config)
+            project.prune(config, saved)
         except OSError as error:
             warnings.warn(f"old checkpoints could not be removed: {error}", stacklevel=2)
 

@@ -88,10 +88,13 @@ def newest(config: ProjectConfiguration) -> Path:
     return found[max(found)]
 
 
-def prune(config: ProjectConfiguration) -> None:
-    """Remove the oldest checkpoints beyond the limit."""
+def prune(config: ProjectConfiguration, saved: int) -> None:
+    """Remove the oldest checkpoints beyond the limit, out of that of number `saved` and those before it.
+
+    What has a higher number is of another run, and no older.
+    """
     if config.total_limit is None:
         return
-    found = numbered(config.checkpoints)
+    found = {number: path for number, path in numbered(config.checkpoints).items() if number <= saved}
     for number in list(found)[: -config.total_limit]:
         folder.delete(found[number])

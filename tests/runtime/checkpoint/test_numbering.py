@@ -53,6 +53,19 @@ def test_a_new_run_does_not_overwrite(tmp_path: Path) -> None:
     assert start(tmp_path, iteration=1).accelerator.save_state().name == "checkpoint_1"
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize("theirs", [3, 5])
+def test_a_limit_leaves_what_was_just_saved(tmp_path: Path, limit: int, theirs: int) -> None:
+    """Beside checkpoints of a higher number, a run's new ones stay, its own oldest go, and theirs are left alone."""
+    for number in range(theirs, 9):
+        (tmp_path / "checkpoints" / f"checkpoint_{number}").mkdir(parents=True)
+    run = start(tmp_path, total_limit=limit)
+    for number in range(theirs):
+        assert run.accelerator.save_state().is_dir()
+        kept = [*range(max(0, number + 1 - limit), number + 1), *range(theirs, 9)]
+        assert names(tmp_path) == [f"checkpoint_{n}" for n in kept]
+
+
 def test_the_newest_that_is_damaged_is_not_passed_over(tmp_path: Path) -> None:
     """load_state() refuses it, and names the one before; nothing is chosen silently."""
     run = start(tmp_path)
