@@ -1,5 +1,6 @@
 """`kit run` where it is started in unusual ways."""
 
+import json
 import os
 import shlex
 import signal
@@ -150,3 +151,29 @@ def test_numbers_that_are_none_are_wrong_input(tmp_path: Path) -> None:
         assert "KIT_SEED: run.seed is" in done.err
     assert late.code == 2
     assert "'9999999h' is too long; allowed is up to" in late.err
+
+
+def test_two_runs_are_told_apart(tmp_path: Path) -> None:
+    """`kit runs diff` names what went in and what came out otherwise, shows no secret, and exits with 1; nothing for a run and itself."""
+    (tmp_path / "s.py").write_text(
+        "import os\nopen(os.environ['KIT_OUTPUT_DIR'] + '/o', 'w').write(os.environ['API_KEY'])\n"
+    )
+    for key, seed in (("hush", "1"), ("hushed", "2")):
+        done = kit("run", "--on", "local", "--env", f"API_KEY={key}", "--seed", seed, "s.py", cwd=tmp_path)
+        assert done.code == 0, done.err
+        (tmp_path / "s.py").write_text((tmp_path / "s.py").read_text() + "# more\n")
+    second, first = (run["run_id"] for run in runs(tmp_path))
+
+    told = kit("runs", "diff", first, second, "--json", cwd=tmp_path)
+    assert told.code == 1
+    assert "hush" not in told.out
+    found = {(row["kind"], row["what"]): (row["first"], row["second"]) for row in json.loads(told.out)}
+    assert found["config", "run.seed"] == ("1", "2")
+    assert found["seeds", "seed"] == ("1", "2")
+    assert {("command", "kit"), ("code", "s.py"), ("environment", "API_KEY"), ("outputs", "o")} <= found.keys()
+    assert {kind for kind, _ in found} == {"command", "config", "code", "environment", "seeds", "outputs"}
+    assert "run.seed" in kit("runs", "diff", first, second, cwd=tmp_path).out
+
+    same = kit("runs", "diff", first, "last", cwd=tmp_path), kit("runs", "diff", first, first, cwd=tmp_path)
+    assert [done.code for done in same] == [1, 0]
+    assert "all in common" in same[1].err

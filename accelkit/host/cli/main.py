@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("run", "The same as run."),
     "test": ("test", "Check this topology with the self-test: collectives, data, training, failures."),
     "reproduce": ("reproduce", "Run a recorded run again, and compare."),
-    "runs": ("runs", "List, show, follow, stop and clean runs."),
+    "runs": ("runs", "List, show, compare, follow, stop and clean runs."),
     "plan": ("plan", "Tell the memory that a model takes on each rank, under every strategy."),
     "merge-weights": ("merge", "Turn a sharded checkpoint into one safetensors model."),
     "estimate": ("estimate", "Tell what a model needs and what fits where, without loading it."),

@@ -1,10 +1,11 @@
-"""`kit runs`: list, show, follow, stop and clean."""
+"""`kit runs`: list, show, compare, follow, stop and clean."""
 
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from accelkit.host.runs.differences import Unlike
     from accelkit.host.runs.store import Entry, Store
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -104,6 +105,47 @@ def show(run_id: str = ID, json_: bool = JSON) -> None:
     }
     width = max(map(len, facts))
     render.out("\n".join(f"{name.ljust(width)}  {value}" for name, value in facts.items() if value not in (None, "")))
+
+
+@app.command()
+def diff(
+    first: str = typer.Argument(..., metavar="ID", help="A run's ID, the beginning of one, or last."),
+    second: str = typer.Argument(..., metavar="ID", help="Another."),
+    json_: bool = JSON,
+) -> None:
+    """Tell what two runs have not in common: what went in, and what came out. Exit code 1 when they differ."""
+    from accelkit.contract import codec, names
+    from accelkit.host import render
+    from accelkit.host.runs import differences
+
+    store = _store()
+    one, other = store.load(first), store.load(second)
+    found = [_shown(unlike) for unlike in differences.between(one, other)]
+    if json_:
+        render.out(codec.dumps(found).rstrip())
+    elif found:
+        headers = ("KIND", "WHAT", one.run_id, other.run_id)
+        render.out(render.table(headers, [[row["kind"], row["what"], row["first"], row["second"]] for row in found]))
+    else:
+        render.note(f"{one.run_id} and {other.run_id} have all in common")
+    if found:
+        raise typer.Exit(names.EXIT_FAILED)
+
+
+def _shown(unlike: "Unlike") -> dict[str, str]:
+    """A difference as it may be shown: secret-looking values are told to differ, not what they are."""
+    from accelkit.host import render
+
+    def text(value: object) -> str:
+        shown = render.masked({unlike.what: value})[unlike.what]
+        return " ".join(shown) if unlike.kind == "command" else str(shown)
+
+    return {
+        "kind": unlike.kind,
+        "what": unlike.what,
+        "first": text(unlike.first),
+        "second": text(unlike.second),
+    }
 
 
 @app.command()
