@@ -52,11 +52,16 @@ class CommunicationMethods:
         iteration = self.gradient_state.iteration
         tail = iteration.tail if isinstance(iteration, Iteration) else None
         shares, size = self._strategy.data_size, self.operations.carrier.size
-        if shares != size and isinstance(iteration, Iteration):  # a full round, too: ranks with one batch bring it once
-            tail = (tail or Tail((-1,) * shares, (-1,) * shares)).spread([*map(self._strategy.share_of, range(size))])
+        if isinstance(iteration, Iteration):
+            if tail is None and (
+                shares != size or iteration.loader.is_own
+            ):  # a full round, too: batches are what they are
+                tail = Tail((-1,) * shares, (-1,) * shares)
+            if tail is not None and shares != size:  # ranks with one batch bring it once
+                tail = tail.spread([*map(self._strategy.share_of, range(size))])
         return metrics.gather_for_metrics(self.operations, input_data, tail, use_gather_object=use_gather_object)
 
-    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
         """Tensors padded along `dim` to the largest size of any rank; types stay."""
         return self.operations.pad(tensor, dim, pad_index, pad_first)
 

@@ -338,6 +338,23 @@ def check_gathering_without_all_ranks_is_refused(acc: Accelerator) -> None:
         acc.wait_for_everyone()
 
 
+def check_loaders_that_serve_one_rank_are_gathered_whole(acc: Accelerator) -> None:
+    """Where each rank reads data of its own, whose batches differ in length, every sample is in the metrics once, texts too."""
+    size, me = acc.num_processes, acc.process_index
+    for batch, steps in itertools.product(range(1, 5), range(1, 4)):
+        lengths = [(steps - 1) * batch + 1 + (rank + steps) % batch for rank in range(size)]
+        rows = [[(rank, place) for place in range(length)] for rank, length in enumerate(lengths)]
+        mine = [{"x": torch.tensor(row), "name": str(row)} for row in rows[me]]
+        loader = acc.prepare_data_loader(DataLoader(Stream(mine), batch), shard=False)
+        gathered = [acc.gather_for_metrics(part) for part in loader]
+        assert len(gathered) == steps
+        for step, found in enumerate(gathered):
+            wanted = [pair for row in rows for pair in row[step * batch : (step + 1) * batch]]
+            assert [tuple(pair) for pair in found["x"].tolist()] == wanted
+            assert found["name"] == [str(pair) for pair in wanted]
+        acc.free_memory()
+
+
 def check_uneven_inputs_of_every_kind_are_joined(acc: Accelerator) -> None:
     """join_uneven_inputs(even_batches=False) makes streams and handed-out loaders uneven for the block, too, and training goes through."""
     for dispatch in (False, True):

@@ -42,6 +42,11 @@ class RankBatches(Sampler[Any]):
         return type(self._core) is BatchSampler
 
     @property
+    def is_dealt(self) -> bool:
+        """Whether a DistributedSampler has divided the data among the ranks."""
+        return self._dealt is not None
+
+    @property
     def per_step(self) -> int:
         """How far a full step moves the position."""
         if self._dealt is not None:

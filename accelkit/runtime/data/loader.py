@@ -87,6 +87,12 @@ class PreparedLoader(DataLoader[Any]):
         return self.feed.plan
 
     @property
+    def is_own(self) -> bool:
+        """Whether it is no share of what all ranks read: ranks' batches may be of different lengths in any step."""
+        ranked = self._ranked
+        return self.plan.size == 1 and (ranked is None or not ranked.is_dealt)
+
+    @property
     def _ranked(self) -> RankBatches | None:
         for candidate in (self.base.batch_sampler, self.base.sampler):
             if isinstance(candidate, RankBatches):
