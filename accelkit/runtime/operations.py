@@ -59,7 +59,7 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
     return copied
 
 
-def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
     """Tensors padded along `dim` to the largest size of any rank; types stay."""
     return PartialState().operations.pad(tensor, dim, pad_index, pad_first)
 

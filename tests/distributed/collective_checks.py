@@ -240,6 +240,8 @@ def check_pad(acc: Accelerator) -> None:
         assert padded.to(torch.complex128).sum().item() == 2 * (3 + me)
     first = acc.pad_across_processes(torch.ones(1 + me), pad_index=7, pad_first=True)
     assert first.tolist() == [7] * (most - me) + [1] * (1 + me)
+    exact = acc.pad_across_processes(torch.ones(1 + me, dtype=torch.float64), pad_index=0.1)
+    assert exact.tolist() == [1.0] * (1 + me) + [0.1] * (most - me)
     assert acc.pad_across_processes(torch.tensor(3.0)).dim() == 0
     assert acc.pad_across_processes(torch.ones(2), dim=4).shape == (2,)
     nested = acc.pad_across_processes({"x": torch.ones(1 + me), "y": [torch.zeros(2, 1)]})
@@ -252,7 +254,7 @@ def check_reduce(acc: Accelerator) -> None:
     """Sum, mean and maximum of every type, scaled; arguments are not changed."""
     me, size = acc.process_index, acc.num_processes
     total = sum(range(1, size + 1))
-    for dtype in DTYPES:
+    for dtype in DTYPES + MORE_DTYPES:
         mine = torch.full((2,), me + 1).to(dtype)
         before = mine.clone()
         summed = acc.reduce({"a": mine, "b": [torch.tensor(1.0)]})
@@ -261,7 +263,7 @@ def check_reduce(acc: Accelerator) -> None:
         assert summed["a"].tolist() == [wanted] * 2, dtype
         assert summed["b"][0].item() == size
         assert summed["a"].dtype == (torch.int64 if dtype is torch.bool else dtype)
-        if dtype is not torch.complex64:
+        if not dtype.is_complex:
             assert acc.reduce(mine, "max").tolist() == [True if dtype is torch.bool else size] * 2
             assert acc.reduce(mine, "max").dtype == dtype
     assert acc.reduce(torch.tensor(float(me)), "mean").item() == sum(range(size)) / size

@@ -90,7 +90,7 @@ class NestedCollectives:
                     gathered[place] = whole
         return gathered
 
-    def pad(self, data: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+    def pad(self, data: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
         """Tensors padded along `dim` to the largest size that any rank has there; their types stay.
 
         A tensor without that dimension is left alone. One rank: the argument itself.

@@ -149,17 +149,18 @@ def pad(leaf: torch.Tensor, dim: int, size: int, value: float, *, first: bool) -
     whole = torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
     start = size - have if first else 0
     whole.narrow(dim, start, have).copy_(leaf)
-    filler = torch.full((), value, device=leaf.device).to(leaf.dtype)  # not every type can be filled
+    exact = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    filler = exact.to(leaf.dtype).to(leaf.device)  # not every type can be filled
     whole.narrow(dim, 0 if first else have, size - have).copy_(filler)
     return whole
 
 
 def for_reduction(leaf: torch.Tensor, reduction: str) -> torch.Tensor:
-    """What is sent for a leaf: no backend takes every type, and gloo adds half precision badly."""
+    """What is sent for a leaf: no backend takes every type, gloo adds half precision badly, and nothing adds 8 bits."""
     leaf = leaf.detach().resolve_conj().resolve_neg()
     if leaf.dtype is torch.bool:
         return leaf.to(torch.uint8 if reduction == "max" else torch.int64)
-    if leaf.dtype in (torch.float16, torch.bfloat16) and leaf.device.type == "cpu":
+    if leaf.is_floating_point() and leaf.element_size() < (3 if leaf.device.type == "cpu" else 2):
         return leaf.float()
     return leaf.to(torch.int64) if leaf.dtype in _ODD_INTEGERS else leaf
 
