@@ -149,7 +149,7 @@ def pad(leaf: torch.Tensor, dim: int, size: int, value: float, *, first: bool) -
     whole = torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
     start = size - have if first else 0
     whole.narrow(dim, start, have).copy_(leaf)
-    exact = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    exact = torch.tensor(value, dtype=None if isinstance(value, int) else torch.float64)
     filler = exact.to(leaf.dtype).to(leaf.device)  # not every type can be filled
     whole.narrow(dim, 0 if first else have, size - have).copy_(filler)
     return whole
