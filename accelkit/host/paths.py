@@ -51,8 +51,9 @@ def data_folder(name: str) -> Path:
 
 
 def _xdg(variable: str, fallback: str) -> Path:
-    base = os.environ.get(variable)
+    """A relative path in such a variable counts for nothing, as the XDG specification has it."""
+    base = os.environ.get(variable, "")
     try:
-        return (Path(base) if base else Path.home() / fallback) / "accelkit"
+        return (Path(base) if os.path.isabs(base) else Path.home() / fallback) / "accelkit"
     except RuntimeError as error:
         raise KitError("you have no home folder", hint=f"set HOME, or {variable} to a folder of yours") from error

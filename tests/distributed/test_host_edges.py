@@ -177,3 +177,15 @@ def test_two_runs_are_told_apart(tmp_path: Path) -> None:
     same = kit("runs", "diff", first, "last", cwd=tmp_path), kit("runs", "diff", first, first, cwd=tmp_path)
     assert [done.code for done in same] == [1, 0]
     assert "all in common" in same[1].err
+
+
+def test_followed_logs_have_whole_characters(tmp_path: Path) -> None:
+    """Also where a rank had written half of one when its log was read."""
+    (tmp_path / "s.py").write_text(
+        "import os, time\nfor part in (b'caf\\xc3', b'\\xa9\\n'):\n    os.write(1, part)\n    time.sleep(1)\n"
+    )
+    assert kit("run", "--on", "local", "--detach", "s.py", cwd=tmp_path).code == 0
+    followed = kit("runs", "attach", "last", cwd=tmp_path)
+
+    assert followed.code == 0, followed.err
+    assert followed.out == "[node0 rank0] caf\u00e9\n"

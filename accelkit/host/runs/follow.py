@@ -11,6 +11,8 @@ from accelkit.host.runs.record import Record
 from accelkit.host.runs.store import EXCHANGE_FOLDER, Store
 
 _POLL: Final = 0.2
+_CHUNK: Final = 1 << 20
+"""Bytes of a log that are read at once."""
 
 
 def print_logs(store: Store, record: Record, rank: int | None, *, until_end: bool) -> Record:
@@ -41,19 +43,23 @@ class _Tail:
         self._path = path
         self._prefix = prefix
         self._read = 0
-        self._rest = ""
+        self._rest = b""
 
     def print_new(self, *, last: bool) -> None:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
             file.seek(self._read)
-            data = file.read()
-        self._read += len(data)
-        *lines, self._rest = (self._rest + data.decode(errors="replace")).split("\n")
+            while data := file.read(_CHUNK):
+                self._read += len(data)
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                for line in lines:
+                    self._print(line)
         if last and self._rest:
-            lines.append(self._rest)
-            self._rest = ""
-        for line in lines:
-            shown = line.rstrip("\r").rpartition("\r")[2] if self._prefix else line
-            render.out(self._prefix + shown)
+            self._print(self._rest)
+            self._rest = b""
+
+    def _print(self, line: bytes) -> None:
+        """A whole line; only then do its bytes make whole characters."""
+        text = line.decode(errors="replace")
+        render.out(self._prefix + text.rstrip("\r").rpartition("\r")[2] if self._prefix else text)
