@@ -90,7 +90,17 @@ def check_shuffling_agrees_although_ranks_do_not(acc: Accelerator) -> None:
     acc.free_memory()
 
 
-def train(acc: Accelerator | None, steps: int, batch: int, accumulate: int = 1) -> list[float]:
+class Pairs(IterableDataset[Any]):
+    """The samples of another data set as a stream."""
+
+    def __init__(self, pairs: Any) -> None:
+        self.pairs = pairs
+
+    def __iter__(self) -> Any:
+        return (self.pairs[place] for place in range(len(self.pairs)))
+
+
+def train(acc: Accelerator | None, steps: int, batch: int, accumulate: int = 1, kind: str = "map") -> list[float]:
     """Weights and rates after a short training; without an Accelerator the plain loop of one process."""
     torch.manual_seed(3)
     model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
@@ -98,7 +108,9 @@ def train(acc: Accelerator | None, steps: int, batch: int, accumulate: int = 1) 
     targets = inputs.sin().sum(1, keepdim=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    loader = DataLoader(TensorDataset(inputs, targets), batch_size=batch)
+    pairs = TensorDataset(inputs, targets)
+    parts = acc.num_processes if acc is not None and "split" in kind else 1
+    loader: Any = DataLoader(Pairs(pairs) if "stream" in kind else pairs, batch_size=batch * parts)
     if acc is None:
         for _, (x, y) in zip(range(steps), itertools.cycle(loader), strict=False):
             optimizer.zero_grad()
@@ -107,6 +119,7 @@ def train(acc: Accelerator | None, steps: int, batch: int, accumulate: int = 1) 
             optimizer.step()
     else:
         acc.gradient_accumulation_steps = accumulate
+        acc.dataloader_config = DataLoaderConfiguration(split_batches=parts > 1, dispatch_batches="dispatched" in kind)
         model, schedule, optimizer, loader = acc.prepare(model, schedule, optimizer, loader)
         done = 0
         while done < steps:
@@ -123,6 +136,7 @@ def train(acc: Accelerator | None, steps: int, batch: int, accumulate: int = 1) 
                     break
         model = acc.unwrap_model(model)
         acc.gradient_accumulation_steps = 1
+        acc.dataloader_config = DataLoaderConfiguration()
         acc.free_memory()
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
 
@@ -136,6 +150,22 @@ def check_training_equals_one_process(acc: Accelerator) -> None:
     torch.testing.assert_close(ranks, whole, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(windows, whole, rtol=1e-9, atol=1e-12)
     assert torch.equal(acc.gather(ranks[None]), ranks.expand(size, -1)), "ranks have the same weights, bit for bit"
+
+
+def check_every_kind_of_loader_trains_alike(acc: Accelerator) -> None:
+    """Streams, batches that are split, and batches that rank 0 hands out give the very weights that map-style data gives."""
+    size = acc.num_processes
+    for accumulate in (1, 2):
+        wanted = train(acc, 8, 12 // size // accumulate, accumulate)
+        for kind in (
+            "stream",
+            "map split",
+            "stream split",
+            "map dispatched",
+            "stream dispatched",
+            "stream split dispatched",
+        ):
+            assert train(acc, 8, 12 // size // accumulate, accumulate, kind) == wanted, kind
 
 
 def check_schedules_move_once_per_rank(acc: Accelerator) -> None:
