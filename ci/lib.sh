@@ -8,7 +8,7 @@ CACHE=${ACCELKIT_CI_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/accelkit-ci}
 VENV=$ROOT/.venv
 # All the shell there is, for shellcheck.
 # shellcheck disable=SC2034  # ci/check reads it
-SHELL_SCRIPTS=(.ci/run ci/lib.sh ci/setup-engine ci/base-image ci/build-cpu ci/check ci/check-images ci/demo ci/fix ci/test)
+SHELL_SCRIPTS=(.ci/run ci/lib.sh ci/setup-engine ci/base-image ci/build-cpu ci/check ci/check-images ci/demo ci/fix ci/test ci/xla-env)
 # dockerd and its friends are installed where a plain user's PATH does not look.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 

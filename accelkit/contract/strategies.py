@@ -11,14 +11,16 @@ from accelkit.contract.data import data
 from accelkit.contract.options import option, options, variable_of
 
 STRATEGIES: Final[dict[str, str]] = {
-    "auto": "ddp for more than one rank, else single",
+    "auto": "ddp for more than one rank, else single; on the XLA device xla",
     "single": "one rank",
     "ddp": "every rank holds the model, gradients are averaged",
     "fsdp": "every rank holds a part of parameters, gradients and optimizer states",
+    "xla": "TPUs by torch_xla: a process has all devices it sees, which share each batch; or a process for each",
 }
 PARTS: Final[dict[str, tuple[str, ...]]] = {
     "ddp": ("ddp_",),
     "fsdp": ("fsdp_",),
+    "xla": ("xla_",),
     "parallelism": ("dp_replicate_size", "dp_shard_size", "tp_size"),
 }
 """Part -> how names of its options begin. A part is what one plug-in takes."""
@@ -26,6 +28,7 @@ _TRUE: Final = ("1", "true", "yes", "on")
 
 _DDP: Final = {"strategies": ("ddp",)}
 _FSDP: Final = {"strategies": ("fsdp",)}
+_XLA: Final = {"strategies": ("xla",)}
 WrapPolicy = Literal["transformer_based_wrap", "size_based_wrap", "name_based_wrap", "no_wrap"]
 
 
@@ -99,6 +102,13 @@ class StrategyOptions:
     )
     fsdp_ignored_modules: str | None = option(
         None, "fsdp: expression for names of modules that stay whole on every rank.", metavar="REGEX", **_FSDP
+    )
+    xla_shard: bool | None = option(
+        None,
+        "xla: divide parameters, gradients and moments among the devices of a process.",
+        question="Divide parameters among the devices of a process: yes or no?",
+        reply="no",
+        **_XLA,
     )
     dp_replicate_size: int | None = option(
         None, "Copies of the (sharded) model.", metavar="N", strategies=("ddp", "fsdp")

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         InitProcessGroupKwargs,
         ProfileKwargs,
         TorchDynamoPlugin,
+        XlaKwargs,
     )
     from accelkit.runtime.state import AcceleratorState, PartialState
     from accelkit.runtime.strategies.fsdp_plugin import FullyShardedDataParallelPlugin
@@ -83,6 +84,7 @@ _HOMES = {
     "InitProcessGroupKwargs": "settings",
     "ProfileKwargs": "settings",
     "TorchDynamoPlugin": "settings",
+    "XlaKwargs": "settings",
     "AcceleratedOptimizer": "optimizer",
     "AcceleratedScheduler": "scheduler",
     "SeedableRandomSampler": "data.sampler",
@@ -143,6 +145,7 @@ __all__ = [
     "InitProcessGroupKwargs",
     "ProfileKwargs",
     "TorchDynamoPlugin",
+    "XlaKwargs",
     # what prepare returns
     "AcceleratedOptimizer",
     "AcceleratedScheduler",

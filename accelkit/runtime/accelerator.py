@@ -55,7 +55,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         mixed_precision: "no", "bf16", "fp16" or "fp8" (by torchao). Weights stay float32; forward runs under autocast.
         gradient_accumulation_steps: micro-batches per optimizer step, used by `accumulate` and `backward`.
         cpu: use the CPU although there is another device.
-        strategy: "auto" (ddp for more than one rank, else single) or a name from the registry of strategies.
+        strategy: "auto" (ddp for more than one rank, else single; xla on that device) or a name from the registry of strategies.
         seed: seed of all generators on all ranks, set once, now.
         deterministic: the same bits again on the same hardware; seed 0 where none is given.
         log_with: trackers: a name, a `GeneralTracker`, a list of these, or "all" that are installed; `init_trackers` starts them.
@@ -100,7 +100,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         self.device_placement = device_placement
         handlers = Handlers(kwargs_handlers, (fsdp_plugin, parallelism_config))
         plugin = _one_plugin(gradient_accumulation_plugin, gradient_accumulation_steps)
-        self._partial = PartialState(cpu=cpu, **handlers.get(InitProcessGroupKwargs).to_kwargs())
+        self._partial = PartialState(cpu, strategy, **handlers.get(InitProcessGroupKwargs).to_kwargs())
         earlier = AcceleratorState.current()
         asked = {"strategy": strategy, "precision": mixed_precision, "seed": seed, "deterministic": deterministic}
         chosen = self._choose(asked, plugin.num_steps, earlier)
@@ -197,7 +197,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         inner = self._strategy.unwrap(model)
         movable = evaluation_mode or self._strategy.capabilities.moves_models
         if place and movable and not models.has_several_places(inner):
-            inner.to(self.device)
+            models.put(inner, self.device)
         self._precision.attach(inner)
         compiled = self._compilation.inside(model)
         wrapped = self._compilation.outside(compiled if evaluation_mode else self._strategy.wrap(compiled))
@@ -250,6 +250,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
             shard=shard,
         )
         made.before_epoch = self._before_epoch
+        made.move = self._strategy.mover(made.move)
         self._dataloaders.add(data_loader, made)
         return made
 

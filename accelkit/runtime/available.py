@@ -134,8 +134,8 @@ def is_mps_available(min_version: str = "1.12") -> bool:
 
 
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
-    """Whether torch_xla is installed. It is not asked what it runs on: that would start it."""
-    return is_library("torch_xla") and not check_is_tpu and not check_is_gpu
+    """Whether torch_xla is installed; `check_is_tpu`: and told to run on TPUs. It is not asked: that would start it."""
+    return is_library("torch_xla") and not check_is_gpu and (not check_is_tpu or env.text("PJRT_DEVICE") == "TPU")
 
 
 def is_torch_distributed_available() -> bool:

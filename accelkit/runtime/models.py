@@ -4,10 +4,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from accelkit.runtime import precision
+from accelkit.runtime import devices, precision
 from accelkit.runtime.errors import SettingError
 
 
@@ -55,6 +56,16 @@ def engine(model: nn.Module) -> nn.Module:
     """What a strategy has made: a model without the `torch.compile` around it, if that is what is compiled."""
     compiled = model.__dict__["_modules"].get("_orig_mod")
     return compiled if isinstance(compiled, DistributedDataParallel) else model
+
+
+def put(model: nn.Module, device: torch.device) -> None:
+    """Move a model to this rank's device. Its parameters stay the objects that they are: optimizers and tied weights see no difference."""
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(swaps or not devices.of(device).is_torch)
+    try:
+        model.to(device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)
 
 
 def has_several_places(model: nn.Module) -> bool:

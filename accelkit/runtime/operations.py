@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from accelkit.runtime import devices
 from accelkit.runtime.enumerations import RNGType
 from accelkit.runtime.errors import DistributedOperationException, SettingError, UnsupportedError
 from accelkit.runtime.state import PartialState
@@ -83,10 +84,14 @@ def synchronize_rng_state(rng_type: Any = None, generator: torch.Generator | Non
     elif kind == "torch":
         torch.set_rng_state(_of_rank_0(torch.get_rng_state()))
     else:
-        module = getattr(torch, kind, None)
-        if module is None or not getattr(module, "is_available", lambda: False)():
+        module, device = getattr(torch, kind, None), PartialState().device
+        if kind == device.type:
+            module = devices.generators(device)
+        elif module is None or not getattr(module, "is_available", lambda: False)():
             raise UnsupportedError(f"synchronize_rng_state({kind!r}): this machine has no such device")
-        module.set_rng_state(_of_rank_0(module.get_rng_state()))
+        else:
+            device = torch.device(kind)
+        module.set_rng_state(_of_rank_0(module.get_rng_state(device)), device)
 
 
 def synchronize_rng_states(rng_types: Sequence[Any], generator: torch.Generator | None = None) -> None:

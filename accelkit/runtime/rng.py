@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from accelkit.runtime import env
+from accelkit.runtime import devices, env
+from accelkit.runtime.state import PartialState
 
 _MASK_32: int = 2**32 - 1
 
@@ -26,7 +27,10 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     numpy = _numpy()
     if numpy is not None:
         numpy.random.seed(seed & _MASK_32)
-    torch.manual_seed(seed)  # all devices, too
+    torch.manual_seed(seed)  # all devices that torch itself knows, too
+    state = PartialState.current()
+    if state is not None:
+        devices.seed(seed, state.device)
     if deterministic:
         make_deterministic()
 
@@ -65,8 +69,7 @@ def capture(device: torch.device) -> dict[str, Any]:
     if numpy is not None:
         state["numpy_random_seed"] = _plain(numpy.random.get_state(legacy=False))
     if device.type != "cpu":
-        module = torch.get_device_module(device)
-        state[f"torch_{device.type}_manual_seed"] = module.get_rng_state(device)
+        state[f"torch_{device.type}_manual_seed"] = devices.generators(device).get_rng_state(device)
     return state
 
 
@@ -81,7 +84,7 @@ def restore(state: Mapping[str, Any], device: torch.device) -> None:
             numpy.random.set_state(state["numpy_random_seed"])
     of_device = state.get(f"torch_{device.type}_manual_seed")
     if of_device is not None:
-        torch.get_device_module(device).set_rng_state(of_device, device)
+        devices.generators(device).set_rng_state(of_device, device)
 
 
 def derive(state: Mapping[str, Any], rank: int) -> None:

@@ -73,6 +73,18 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
 
 @dataclass
+class XlaKwargs(KwargsHandler):
+    """How models are trained on the XLA device."""
+
+    shard: bool | None = None
+    """True: parameters, gradients and optimizer states are divided among the devices of the process. Default: each has them whole."""
+
+    def strategy(self) -> str:
+        """The one for that device."""
+        return "xla"
+
+
+@dataclass
 class InitProcessGroupKwargs(KwargsHandler):
     """Arguments of `torch.distributed.init_process_group`."""
 
@@ -255,6 +267,7 @@ HANDLERS: tuple[type[KwargsHandler], ...] = (
     GradScalerKwargs,
     AORecipeKwargs,
     ProfileKwargs,
+    XlaKwargs,
 )
 
 H = TypeVar("H", bound=KwargsHandler)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from accelkit.runtime import devices, env, machine
 from accelkit.runtime.collectives.local import LocalCollectives
 from accelkit.runtime.collectives.nested import NestedCollectives
-from accelkit.runtime.collectives.torch_dist import TorchCollectives
+from accelkit.runtime.collectives.torch_dist import CopyingCollectives, TorchCollectives
 from accelkit.runtime.collectives.watch import PATIENCE, Watch
 from accelkit.runtime.errors import SettingError
 from accelkit.runtime.processes import ProcessActions
@@ -26,6 +26,7 @@ class PartialState(ProcessActions):
 
     Args:
         cpu: use the CPU although there is another device.
+        strategy: how models will be trained, where that decides the device; None: what the launch says.
         backend, init_method, timeout: as in `InitProcessGroupKwargs`.
 
     Raises SettingError for a wrong environment, UnsupportedError when there are more local ranks than devices.
@@ -33,7 +34,7 @@ class PartialState(ProcessActions):
 
     _shared: "PartialState | None" = None
 
-    def __new__(cls, cpu: bool = False, **init_kwargs: Any) -> "PartialState":  # noqa: ARG004, PYI034
+    def __new__(cls, cpu: bool = False, strategy: str | None = None, **init_kwargs: Any) -> "PartialState":  # noqa: ARG004, PYI034
         """The one object; made at the first call."""
         return cls._the_one()
 
@@ -49,29 +50,29 @@ class PartialState(ProcessActions):
     def __deepcopy__(self, memo: dict[int, Any]) -> "PartialState":
         return self
 
-    def __init__(self, cpu: bool = False, **init_kwargs: Any) -> None:
+    def __init__(self, cpu: bool = False, strategy: str | None = None, **init_kwargs: Any) -> None:
         if self.initialized:
             return
         try:
-            self._start(cpu, **init_kwargs)
+            self._start(cpu, strategy, **init_kwargs)
         except BaseException:
             self.__dict__.clear()
             raise
 
-    def _start(self, cpu: bool, **init_kwargs: Any) -> None:
+    def _start(self, cpu: bool, strategy: str | None, **init_kwargs: Any) -> None:
         self.world = _adopted_world() or env.read_world()
         self.defaults = env.read_defaults()
         """What the launch says of settings."""
         if self.world.rank == 0:
             machine.check_os_kernel()
-        self.kind = devices.choose(cpu=cpu)
+        self.kind = devices.choose(cpu=cpu, strategy=strategy or self.defaults.settings.strategy)
         self._init_kwargs = init_kwargs
         self._owns_group = False
         self.debug = False
         """For scripts that set it. The ranks' shapes are compared before every operation in any case."""
         self.fork_launched = env.is_fork_launched()
         """Whether this process was forked from the one that launched it, as `notebook_launcher` does."""
-        self._device = devices.place(self.kind, self.world.local_rank)
+        self._device = devices.place(self.kind, self.world)
         self.operations = NestedCollectives(LocalCollectives(), torch.device("cpu"))
         """Collective operations on nested structures."""
         if self.world.size > 1:
@@ -87,7 +88,7 @@ class PartialState(ProcessActions):
         if self.world.size > 1 and not (is_there and self.operations.carrier.size > 1):
             limit = self._init_kwargs.get("timeout") or _LIMIT
             self.operations = NestedCollectives(
-                TorchCollectives(), _control_device(self._device), self._watch(limit), limit.total_seconds()
+                _carrier(self.kind), _control_device(self._device), self._watch(limit), limit.total_seconds()
             )
 
     def _watch(self, limit: timedelta) -> Watch:
@@ -176,7 +177,7 @@ class PartialState(ProcessActions):
     @property
     def distributed_type(self) -> DistributedType:
         """How ranks work together."""
-        return self.kind.distributed_type if self.use_distributed else DistributedType.NO
+        return self.kind.distributed_type if self.use_distributed else self.kind.alone
 
     @property
     def default_device(self) -> torch.device:
@@ -185,7 +186,7 @@ class PartialState(ProcessActions):
 
     def set_device(self) -> None:
         """Make this rank's device the current one of its type."""
-        devices.place(self.kind, self.world.local_rank)
+        devices.place(self.kind, self.world)
 
     def wait_for_everyone(self) -> None:
         """Return when all ranks have called it."""
@@ -329,6 +330,11 @@ def _adopted_world() -> env.World | None:
         return None
     told = env.read_world()
     return env.World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=told.local_rank)
+
+
+def _carrier(kind: devices.Kind) -> TorchCollectives:
+    """What carries tensors: those that the group's backends do not know as copies on the CPU."""
+    return TorchCollectives() if kind.is_torch else CopyingCollectives()
 
 
 def _lone_store() -> Any:

@@ -73,7 +73,7 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "deepspeed": {"accelkit/runtime/strategies/deepspeed.py": "the strategy that is about it"},
     "torch_xla": {
         "accelkit/runtime/strategies/xla.py": "the strategy that is about it",
-        "accelkit/runtime/collectives/xla.py": "the collectives that are about it",
+        "accelkit/runtime/xla.py": "the device that is about it",
     },
 }
 """Optional library -> the files that are about it. Imported inside functions: the file itself imports without it."""

@@ -7,6 +7,7 @@ import json
 import sys
 import traceback
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 
-from accelkit import Accelerator, GradScalerKwargs
+from accelkit import GradScalerKwargs, PartialState
 from tests.support.strategies import CASES, Case, batch_of, build, compare, optimizer_of, reference, train
 
 
@@ -79,17 +80,17 @@ def check_norms_and_values(case: Case, size: int, folder: Path) -> None:
     nn.functional.mse_loss(plain(x), y).backward()
     acc = case.accelerator(size)
     model = acc.prepare(build())
-    shares = acc._strategy.data_size
+    x, y, shares = x.to(acc.device), y.to(acc.device), acc._strategy.data_size
     for kind in (1.0, 2.0, 3.0, float("inf")):
         acc.backward(
             nn.functional.mse_loss(model(x[acc._strategy.data_rank :: shares]), y[acc._strategy.data_rank :: shares])
         )
         before = acc.clip_grad_norm_(model.parameters(), 1e9, kind)
         wanted = nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None], kind)
-        torch.testing.assert_close(before, wanted, rtol=1e-9, atol=0)
+        torch.testing.assert_close(before.cpu(), wanted, rtol=1e-9, atol=0)
         acc.clip_grad_norm_(model.parameters(), 0.01, kind)
         torch.testing.assert_close(
-            acc.clip_grad_norm_(model.parameters(), 1.0, kind), torch.tensor(0.01).double(), rtol=1e-3, atol=0
+            acc.clip_grad_norm_(model.parameters(), 1.0, kind).cpu(), torch.tensor(0.01).double(), rtol=1e-3, atol=0
         )
         model.zero_grad()
     acc.backward(model(x).square().sum())
@@ -108,16 +109,19 @@ def check_precision(case: Case, size: int, folder: Path) -> None:
         acc = case.accelerator(size, mixed_precision=precision, kwargs_handlers=given)
         model = build().float()
         model, optimizer = acc.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        output = model(x)
+        inputs, wanted = x.to(acc.device), y.to(acc.device)
+        output = model(inputs)
         assert output.dtype is torch.float32
-        torch.testing.assert_close(output, plain(x), rtol=near, atol=near)
-        acc.backward(nn.functional.mse_loss(output, y))
+        torch.testing.assert_close(output.cpu(), plain(x), rtol=near, atol=near)
+        acc.backward(nn.functional.mse_loss(output, wanted))
         optimizer.step()
         assert not acc.optimizer_step_was_skipped
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
         if precision == "fp16":
             optimizer.zero_grad()
-            acc.backward(nn.functional.mse_loss(model(x), y) * (float("inf") if acc.process_index == size - 1 else 1.0))
+            acc.backward(
+                nn.functional.mse_loss(model(inputs), wanted) * (float("inf") if acc.process_index == size - 1 else 1.0)
+            )
             optimizer.step()
             assert acc.optimizer_step_was_skipped
             acc.scaler.settle()
@@ -202,17 +206,18 @@ def check_z_other_checkpoints(case: Case, size: int, folder: Path) -> None:
     warnings.simplefilter("error")
 
 
-CHECKS = {name: check for name, check in globals().items() if name.startswith("check_")}
+Check = Callable[[Case, int, Path], None]
+CHECKS: dict[str, Check] = {name: check for name, check in globals().items() if name.startswith("check_")}
 
 
-def run(folder: Path) -> None:
+def run(folder: Path, cases: Mapping[str, Case] = CASES, checks: Mapping[str, Check] = CHECKS, label: str = "") -> None:
     """Every check under every case that this world has room for, the checkpoints of all of them last."""
-    first = Accelerator()
+    first = PartialState()
     size = first.num_processes
     found: dict[str, str] = {}
-    file = folder / f"{size}-{first.process_index}.json"
-    for name, check in CHECKS.items():
-        for case in (case for case in CASES.values() if case.has(name, size)):
+    file = folder / f"{label or size}-{first.process_index}.json"
+    for name, check in checks.items():
+        for case in (case for case in cases.values() if case.has(name, size)):
             try:
                 check(case, size, folder)
                 found[f"{case.name}:{name}"] = ""

@@ -40,12 +40,19 @@ def rank_environment(rank: int, size: int, port: int, **more: str) -> dict[str, 
     return env
 
 
-def run_ranks(size: int, *arguments: str, timeout: float = 120, folder: Path = ROOT, **env: str) -> list[Outcome]:
+def run_ranks(
+    size: int,
+    *arguments: str,
+    timeout: float = 120,
+    folder: Path = ROOT,
+    python: str = sys.executable,
+    **env: str,
+) -> list[Outcome]:
     """Run `python ARGUMENTS...` in `folder` once per rank and wait for all; what is left after `timeout` seconds is killed."""
     port, start = free_port(), time.monotonic()
     processes = [
         subprocess.Popen(
-            [sys.executable, *arguments],
+            [python, *arguments],
             cwd=folder,
             env=rank_environment(rank, size, port, **env),
             stdin=subprocess.DEVNULL,

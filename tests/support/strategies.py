@@ -166,9 +166,10 @@ def train(
     acc.gradient_accumulation_steps = accumulate
     losses, norms = [], []
     for step in steps:
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=acc.device)
         for micro in range(accumulate):
             x, y = (whole[acc._strategy.data_rank * accumulate + micro :: shares] for whole in batch_of(step))
+            x, y = x.to(acc.device), y.to(acc.device)
             with acc.accumulate(model):
                 loss = nn.functional.mse_loss(model(x), y)
                 acc.backward(loss)

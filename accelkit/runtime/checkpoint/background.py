@@ -31,7 +31,7 @@ class Buffers:
         """Parts with the same content, which training does not change any more. The next snapshot overwrites it."""
         self._moving = False
         taken = [part.snapshot(self._keep) for part in parts]
-        if self._moving:
+        if self._moving and torch.accelerator.is_available():
             torch.accelerator.synchronize()
         return taken
 

@@ -11,6 +11,7 @@ from typing import IO, Any, Final, cast
 import torch
 from torch.utils.serialization import config
 
+from accelkit.runtime import xla
 from accelkit.runtime.checkpoint.digest import DigestingFile
 from accelkit.runtime.errors import CheckpointError
 
@@ -23,7 +24,7 @@ _NUMPY_TYPES: Final = (
 def write(file: DigestingFile, value: Any) -> None:
     """Write an object with `torch.save`, without the checksums of its own: what is written is digested anyway."""
     with config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
-        torch.save(value, cast("IO[bytes]", file))  # write and flush are all that it needs
+        torch.save(xla.on_cpu(value), cast("IO[bytes]", file))  # write and flush are all that it needs
 
 
 def read(path: Path, load_kwargs: Mapping[str, Any] | None = None) -> Any:

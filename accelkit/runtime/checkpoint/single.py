@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from accelkit.runtime import xla
 from accelkit.runtime.checkpoint import digest, folder, objectfile, tensorfile
 from accelkit.runtime.errors import SettingError
 from accelkit.runtime.state import PartialState
@@ -53,7 +54,7 @@ def write(obj: Any, f: Any, *, safe_serialization: bool = False) -> None:
 
 def _fill(file: Any, obj: Any, safe: bool) -> None:
     if not safe:
-        torch.save(obj, file)
+        torch.save(xla.on_cpu(obj), file)
         return
     unfit = [name for name, value in obj.items() if not tensorfile.fits(value)]
     if unfit:

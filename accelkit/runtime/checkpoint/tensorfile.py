@@ -73,7 +73,8 @@ def find_aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     for name, tensor in tensors.items():
         if not tensor.numel():
             continue
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        memory_of = tensor.data_ptr() or tensor.untyped_storage()._cdata  # noqa: SLF001  (XLA's memory has no address)
+        place = (tensor.device, memory_of, tensor.dtype, tensor.shape, tensor.stride())
         kept = first.setdefault(place, name)
         if kept != name:
             aliases[name] = kept

@@ -45,3 +45,32 @@ class TorchCollectives(Collectives):
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value)
         return found
+
+
+class CopyingCollectives(TorchCollectives):
+    """The same for tensors of a device that the group's backends do not know: copies on the CPU travel."""
+
+    def all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Gather copies; the result is where the buffer is."""
+        return super().all_gather(buffer.cpu()).to(buffer.device)
+
+    def all_gather_into(self, gathered: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Gather copies into what is there already."""
+        here = gathered if gathered.device.type == "cpu" else torch.empty_like(gathered, device="cpu")
+        super().all_gather_into(here, buffer.cpu())
+        if here is not gathered:
+            gathered.copy_(here)
+
+    def all_reduce(self, tensor: torch.Tensor, reduction: Reduction) -> None:
+        """Reduce a copy, and copy it back."""
+        here = tensor.cpu()
+        super().all_reduce(here, reduction)
+        if here is not tensor:
+            tensor.copy_(here)
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Broadcast a copy, and copy it back."""
+        here = tensor.cpu()
+        super().broadcast(here, source)
+        if here is not tensor:
+            tensor.copy_(here)

@@ -58,7 +58,8 @@ class PreparedLoader(DataLoader[Any]):
         self.progress = progress
         """Epoch and position, shared by all views of the loader."""
         self.state = state
-        self._move = move
+        self.move = move
+        """What puts a batch on the device; None: batches stay where they are."""
         self.before_epoch: Callable[[], None] | None = None
         """What all ranks do before each epoch."""
         self._skip: int | None = None
@@ -196,7 +197,7 @@ class PreparedLoader(DataLoader[Any]):
         if self.before_epoch is not None:
             self.before_epoch()
         loop, run = Iteration(self), self.progress.begin(self._skip)
-        state, move = self.state, self._move
+        state, move = self.state, self.move
         try:
             for batch, loop.tail, loop.at_end, marks in self.feed.steps(run.origin):
                 run.steps += 1

@@ -16,30 +16,40 @@ REGISTRY: Final[dict[str, str]] = {
     "single": "accelkit.runtime.strategies.single:SingleStrategy",
     "ddp": "accelkit.runtime.strategies.ddp:DDPStrategy",
     "fsdp": "accelkit.runtime.strategies.fsdp:FSDPStrategy",
+    "xla": "accelkit.runtime.strategies.xla:XlaStrategy",
 }
 """Name -> module:class, imported when it is asked for."""
 
 
 _OTHERWISE: Final = {
     "deepspeed": "fsdp shards as ZeRO does (reshard_after_forward=True: stage 3, False: 1 and 2); `kit config import` translates",
-    "xla": "train on CPU or CUDA with ddp or fsdp; a TPU needs a strategy of its own, a file and a line in strategies.REGISTRY",
 }
 """Names that users of this API family know, and what there is instead."""
 
 
-def resolve(name: str, size: int, asked: str | None = None) -> str:
-    """The name of a strategy for a world of `size` ranks.
+_TAKES: Final = {"xla": ("fsdp",)}
+"""Strategies that understand the plug-ins of others."""
 
-    "auto" is the one that a plug-in or a layout of ranks has `asked` for; without any, ddp for more than one rank, else single. Raises
-    SettingError for an unknown name, and for a plug-in or layout that the strategy would not use.
+
+def resolve(name: str, size: int, asked: str | None = None, only: str | None = None) -> str:
+    """The name of a strategy for a world of `size` ranks, on a device that may have its `only` strategy.
+
+    "auto" is the device's, else the one that a plug-in or a layout of ranks has `asked` for; without any, ddp for more than one rank, else
+    single. Raises SettingError for an unknown name, for one that is not for the device, and for a plug-in or layout that the strategy would
+    not use.
     """
     if name == "auto":
-        return asked or ("ddp" if size > 1 else "single")
+        name = only or asked or ("ddp" if size > 1 else "single")
     if name in _OTHERWISE:
         raise UnsupportedError(f"strategy={name!r} is not available in this version", hint=_OTHERWISE[name])
     if name not in REGISTRY:
         raise SettingError(f"strategy={name!r} is not known", hint=f"known are auto, {', '.join(REGISTRY)}")
-    if asked is not None and asked != name:
+    if only not in (None, name):
+        raise SettingError(
+            f"strategy={name!r} does not train on this process's device, {only!r} does",
+            hint=f"use strategy 'auto' or {only!r} (with FullyShardedDataParallelPlugin() it shards), or Accelerator(cpu=True)",
+        )
+    if asked is not None and asked not in (name, *_TAKES.get(name, ())):
         raise SettingError(
             f"strategy={name!r}, and a plug-in or layout that is for {asked!r}",
             hint=f"leave one out, or use strategy={asked!r}",
@@ -49,6 +59,8 @@ def resolve(name: str, size: int, asked: str | None = None) -> str:
 
 def make(name: str, state: "PartialState", handlers: "Handlers", dtype: "torch.dtype | None" = None) -> "Strategy":
     """The strategy of that name. Raises SettingError for an unknown name, UnsupportedError for a world that does not fit."""
-    module, _, kind = REGISTRY[resolve(name, state.num_processes, handlers.strategy())].partition(":")
+    module, _, kind = REGISTRY[resolve(name, state.num_processes, handlers.strategy(), state.kind.strategy)].partition(
+        ":"
+    )
     made: Strategy = getattr(import_module(module), kind)(state, handlers, dtype)
     return made

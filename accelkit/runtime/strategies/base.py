@@ -1,7 +1,7 @@
 """The seam between the facade and a way of training on several ranks: a strategy is asked to act, never what it is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,6 +13,8 @@ from accelkit.runtime import models
 from accelkit.runtime.settings import DistributedType, Handlers
 from accelkit.runtime.state import PartialState
 
+Move = Callable[[Any], Any]
+"""Gives a batch, elsewhere."""
 NOTHING: AbstractContextManager[None] = nullcontext()
 """A block that does nothing, to be entered any number of times."""
 
@@ -85,6 +87,10 @@ class Strategy(ABC):
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of an optimizer that is being prepared. Its model may have been wrapped before, or will be later."""
         return
+
+    def mover(self, move: Move | None) -> Move | None:
+        """What is done to each batch of a prepared loader, given what puts it on the device; None for nothing."""
+        return move
 
     def no_sync(self, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
         """A block in which backward leaves gradients unsynchronised."""

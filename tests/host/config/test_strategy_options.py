@@ -12,7 +12,7 @@ from accelkit.host.config import foreign, loading
 from accelkit.host.config.problems import ConfigError
 from accelkit.host.config.schema import schema
 from accelkit.runtime.parallelism import ParallelismConfig
-from accelkit.runtime.settings import DistributedDataParallelKwargs
+from accelkit.runtime.settings import DistributedDataParallelKwargs, XlaKwargs
 from accelkit.runtime.strategies import REGISTRY
 from accelkit.runtime.strategies.fsdp_plugin import FullyShardedDataParallelPlugin
 
@@ -20,6 +20,7 @@ PLUGINS = {
     "ddp": DistributedDataParallelKwargs,
     "fsdp": FullyShardedDataParallelPlugin,
     "parallelism": ParallelismConfig,
+    "xla": XlaKwargs,
 }
 SAMPLES = {"bool | None": True, "int | None": 2, "list[str]": ["A", "B"], "str | None": "a.*"}
 
