@@ -1,5 +1,6 @@
 """`kit run` where it is started in unusual ways."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accelkit.host.launch.events import LINES
-from tests.support.kit import KIT, command, kit, runs, start, until
+from tests.support.kit import KIT, ROOT, command, kit, runs, start, until
 
 
 def test_nohup_keeps_a_run_from_its_terminals_end(tmp_path: Path) -> None:
@@ -189,3 +190,33 @@ def test_followed_logs_have_whole_characters(tmp_path: Path) -> None:
 
     assert followed.code == 0, followed.err
     assert followed.out == "[node0 rank0] caf\u00e9\n"
+
+
+def test_ctrl_c_while_a_run_is_detached_ends_it(tmp_path: Path) -> None:
+    """Nobody was told of the run yet: its supervisor goes, no secret stays, and its record says that it was stopped."""
+    (tmp_path / "s.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import sys, time\nif 'accelkit.host.launch.detached' in sys.orig_argv: time.sleep(600)\n"
+    )
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}/site", "XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "TOKEN": "x"}
+    process = start("run", "--on", "local", "--detach", "--secret", "TOKEN", "s.py", cwd=tmp_path, env=env)
+    until(lambda: bool(list(tmp_path.glob(".accelkit/runs/*/kit.log"))), "the supervisor is started")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert [run["state"] for run in runs(tmp_path)] == ["stopped"]
+    assert [p for p in (tmp_path / "runtime").rglob("*") if p.is_file()] == []
+    run_dir = next(tmp_path.glob(".accelkit/runs/*"))
+    until(lambda: not processes_that_name(str(run_dir)), "its supervisor is gone", patience=5)
+
+
+def processes_that_name(word: str) -> list[str]:
+    """Processes with a word in their command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if word.encode() in (folder / "cmdline").read_bytes():
+                found.append(folder.name)
+    return found

@@ -8,6 +8,7 @@
 import dataclasses
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -254,8 +255,22 @@ def detach(prepared: Prepared) -> Record:
     with (run_dir / DETACHED_LOG).open("ab") as log:
         # In the run's own folder, where no file of the user's can be taken for a module.
         child = process.Child(words, cwd=run_dir, stdout=log, stderr=log, keep=keep)
-    _await_supervisor(prepared.store, record.run_id, child)
+    try:
+        _await_supervisor(prepared.store, record.run_id, child)
+    except BaseException:  # Ctrl-C too: nobody was told of this run, so nobody would end it
+        _end_detached(prepared.store, record.run_id, child)
+        raise
     return record
+
+
+def _end_detached(store: Store, run_id: str, child: process.Child) -> None:
+    from accelkit.host.launch import stopping  # the SDK: only where it is needed
+
+    child.signal(signal.SIGTERM)
+    if child.wait(stopping.PATIENCE) is None:
+        child.kill_group()
+        child.wait()
+    stopping.stop(store, dataclasses.replace(store.load(run_id), supervisor=None))
 
 
 def _await_supervisor(store: Store, run_id: str, child: process.Child) -> None:
@@ -263,8 +278,6 @@ def _await_supervisor(store: Store, run_id: str, child: process.Child) -> None:
     deadline = time.monotonic() + SUPERVISOR_PATIENCE
     while store.load(run_id).state == "planned":
         if child.poll() is not None or time.monotonic() > deadline:
-            child.kill_group()
-            secrets.remove(run_id)
             log = store.run_dir(run_id) / DETACHED_LOG
             said = log.read_text(errors="replace").strip().splitlines()
             raise KitError(
