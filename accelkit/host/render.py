@@ -71,10 +71,14 @@ def error(problem: KitError) -> None:
 
 def problem(text: str) -> None:
     """Several lines about something that failed, also with -q."""
-    head, _, rest = text.partition("\n")
-    _write(f"kit: {paint('failed', '31')}: {head}" if not head.startswith("---") else head)
-    if rest:
-        _write(rest)
+    _write(f"kit: {paint('failed', '31')}: {text}")
+
+
+def failed(shown: str, summary: str) -> None:
+    """A run that failed: what its first failure printed, if anything, and then in a few lines what became of it. Also with -q."""
+    if shown:
+        _write(shown)
+    problem(summary)
 
 
 def out(text: str) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.support.kit import KIT, ROOT, kit, runs, start, until
 
 SLEEPER = "import os, pathlib, time\npathlib.Path('up' + os.environ['RANK']).touch()\ntime.sleep(600)\n"
+NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
 IGNORES = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 
 
@@ -25,7 +27,8 @@ def sleeper(tmp_path: Path) -> Path:
 
 def record_of(folder: Path) -> Path:
     """The newest run's record."""
-    return max((folder / ".accelkit" / "runs").iterdir()) / "record.json"
+    records = (folder / ".accelkit" / "runs").glob("*/record.json")
+    return max(records, key=lambda path: float(json.loads(path.read_text())["created_at"]))
 
 
 def test_a_run_that_somebody_watches_is_never_cleaned(sleeper: Path) -> None:
@@ -317,15 +320,54 @@ def test_every_change_of_the_tree_is_named_in_words_that_fit(tmp_path: Path) -> 
     (tmp_path / "removed.py").unlink()
     (tmp_path / "untracked.py").unlink()
     (tmp_path / "new.py").touch()
+    (tmp_path / "sub").mkdir()
+    for number in range(12):
+        (tmp_path / "sub" / f"{number:02}.py").touch()
     done = kit("reproduce", "last", cwd=tmp_path)
 
     assert done.out.endswith("first\n")
-    told = [line.partition("tree: ")[2] for line in done.err.splitlines() if "tree: " in line]
-    assert told == [
+    head, *told = (line for line in done.err.splitlines() if line.startswith(("  ", "kit: files here")))
+    assert "the recorded ones run" in head
+    assert [line.strip() for line in told] == [
         "again.py: recorded modified, now otherwise",
         "back.py: recorded modified, now as committed",
         "new.py: recorded not there, now added",
         "removed.py: recorded as committed, now deleted",
         "s.py: recorded as committed, now modified",
         "untracked.py: recorded added, now not there",
+        "sub/: 12 files: 00.py, 01.py, 02.py, 03.py, 04.py, 05.py, 06.py, 07.py, 08.py, 09.py and 2 more",
     ]
+
+
+def test_a_reproduction_finds_the_folder_of_outputs_that_the_run_found(tmp_path: Path) -> None:
+    """A script that writes into a folder which was there, and is no code, does so again, and the output is compared."""
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "s.py").write_text("open('outputs/d.txt', 'w').write('same')\n")
+    assert kit("run", "--on", "local", "s.py", cwd=tmp_path).code == 0
+    again = kit("reproduce", "last", "--verify", cwd=tmp_path)
+    assert again.code == 0, again.err
+    assert "bitwise equal: 0 metrics, 1 output files" in again.out
+
+
+def test_a_module_that_is_not_there_is_told_with_its_remedy(tmp_path: Path) -> None:
+    """The report says where the ranks' packages are; its line begins as every failure's does, and names the logs."""
+    (tmp_path / "s.py").write_text("import no_such_module\n")
+    done = kit("run", "--on", "local", "s.py", cwd=tmp_path)
+    assert done.code == 1
+    assert "kit: failed: run " in done.err
+    assert f"ranks run on {sys.executable}: install it there" in done.err
+
+
+def test_clean_says_what_was_left_and_of_whom(tmp_path: Path) -> None:
+    """Nothing of runs that ended; the run whose kit was killed by its ID; a run is found by the time in its ID."""
+    (tmp_path / "s.py").write_text("import time\nopen('up', 'w')\ntime.sleep(60)\n")
+    assert kit("run", "--on", "local", "--timeout", "2s", "s.py", cwd=tmp_path).code == 124
+    assert "nothing was left (1 runs looked at)" in kit("runs", "clean", cwd=tmp_path, env=NO_ENGINE).err
+    (tmp_path / "up").unlink()
+    process = start("run", "--on", "local", "s.py", cwd=tmp_path)
+    until((tmp_path / "up").exists, "the rank is up")
+    process.kill()
+    process.wait()
+    run_id = runs(tmp_path)[0]["run_id"]
+    assert f"removed what was left of {run_id} (2 runs looked at)" in kit("runs", "clean", cwd=tmp_path).err
+    assert kit("runs", "show", run_id.split("-")[1], cwd=tmp_path).out.split()[1] == run_id

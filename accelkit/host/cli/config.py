@@ -135,7 +135,7 @@ def _refuse_existing(target: Path, *, force: bool) -> None:
     from accelkit.host.errors import UsageError
 
     if target.exists() and not force:
-        raise UsageError(f"{target}: already there", hint="--force replaces it; --project writes ./kit.yaml")
+        raise UsageError(f"{target}: already there", hint="--force replaces it")
 
 
 def _write(target: Path, values: dict[str, object]) -> None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from accelkit.host.config.model import Backend
     from accelkit.host.launch.again import Again
     from accelkit.host.runs.record import Record
+    from accelkit.host.runs.replay import Difference
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -63,6 +64,20 @@ def _kinds(allow: list[str]) -> set[str]:
     return kinds
 
 
+def _tell(differences: "list[Difference]") -> None:
+    """All differences, those of the working tree below a line that says what they mean, folders of many files in one."""
+    from accelkit.host import render
+    from accelkit.host.runs import replay
+
+    for difference in differences:
+        if difference.kind != "tree":
+            render.note(str(difference))
+    tree = [difference for difference in differences if difference.kind == "tree"]
+    if tree:
+        lines = "\n  ".join(replay.by_folder(tree))
+        render.note(f"files here are not as recorded; the recorded ones run, yours stay as they are:\n  {lines}")
+
+
 def _go(record: "Record", ready: "Again", guard: Any, *, verify: bool, allowed: set[str], dry_run: bool) -> int:
     from accelkit.host import render
     from accelkit.host.cli.run import finish
@@ -72,12 +87,15 @@ def _go(record: "Record", ready: "Again", guard: Any, *, verify: bool, allowed: 
     from accelkit.host.launch.screen import Terminal
     from accelkit.host.runs import compare, replay
 
-    for difference in ready.differences:
-        render.note(str(difference))
+    _tell(ready.differences)
     refused = replay.refused(ready.differences, allowed)
     if refused:
         kinds = ",".join(sorted({d.kind for d in refused}))
-        raise DifferenceError(f"not as recorded: {refused[0]}", hint=f"to go on all the same: --allow {kinds}")
+        gone = any(d.kind == "image" and d.now == replay.NOT_THERE for d in refused)
+        again_hint = "build it again from what it was built from (kit build --locked); " if gone else ""
+        raise DifferenceError(
+            f"not as recorded: {refused[0]}", hint=f"{again_hint}to go on all the same: --allow {kinds}"
+        )
     if dry_run:
         prepared = requests.prepare(ready.request)
         api.release(prepared)

@@ -156,5 +156,5 @@ def finish(record: "Record") -> int:
     if record.outcome.state == "ok":
         render.detail(f"run {record.run_id} ended well")
     else:
-        render.problem(report.failure(record))
+        render.failed(report.first_failure(record), report.summary(record))
     return record.outcome.exit_code

@@ -178,7 +178,7 @@ def attach(run_id: str = ID) -> None:
         render.warn(f"run {record.run_id} has lost its supervisor; kit runs stop {record.run_id} ends it")
         raise typer.Exit(125)
     if record.outcome.state != "ok":
-        render.problem(report.failure(record))
+        render.failed(report.first_failure(record), report.summary(record))
     raise typer.Exit(record.outcome.exit_code)
 
 
@@ -214,9 +214,9 @@ def remove(
         if status.of(entry) in (*status.ALIVE, "orphaned"):
             raise UsageError(f"run {entry.run_id} is not over", hint=f"kit runs stop {entry.run_id}")
     for entry in entries:
-        stopping.sweep(entry.run_id, with_engine=stopping.may_have_containers(entry))
+        stopping.sweep(entry.run_id, with_engine=stopping.had_containers(entry))
         store.remove(entry.run_id)
-    render.note(f"removed {len(entries)} runs")
+    render.note(f"removed {', '.join(entry.run_id for entry in entries)}")
 
 
 @app.command()
@@ -234,7 +234,8 @@ def clean(
     over = [entry for entry in entries if status.of(entry) not in status.ALIVE]
     done = stopping.clean(store, over)
     alive = len(entries) - len(over)
-    render.note(f"cleaned {len(done.swept)} runs" + (f"; {alive} still run" if alive else ""))
+    what = f"removed what was left of {', '.join(done.swept)}" if done.swept else "nothing was left"
+    render.note(f"{what} ({done.looked_at} runs looked at)" + (f"; {alive} still run" if alive else ""))
     if done.left:
         raise EngineError(
             f"no Docker engine answers, so containers of {len(done.left)} runs may be left",

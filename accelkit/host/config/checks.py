@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from accelkit.contract.options import Option, options
-from accelkit.contract.strategies import STRATEGIES, StrategyOptions
+from accelkit.contract.strategies import StrategyOptions
 from accelkit.host.config import syntax
 from accelkit.host.config.model import Config, RunConfig
 from accelkit.host.config.problems import Problem
@@ -25,10 +25,8 @@ def contradictions(config: Config, origins: "Mapping[str, Origin]") -> list[Prob
     run = config.run
     problems = []
     if run.on == "local":
-        problems += [_problem(origins, name, "has no effect with on: local", "it with on: docker")
+        problems += [_problem(origins, name, "has no effect with on: local", "on: docker, or without it")
                      for name in CONTAINER_ONLY if _typed(origins, name)]  # fmt: skip
-    if run.strategy not in STRATEGIES:
-        problems.append(_problem(origins, "strategy", f"is {run.strategy!r}", f"one of {', '.join(STRATEGIES)}"))
     world = run.nodes * (run.procs_per_node or 1)
     if run.strategy == "single" and world > 1:
         problems.append(_problem(origins, "strategy", f"is single, but there are {world} ranks", "auto or ddp"))

@@ -31,6 +31,7 @@ class _RunOptions:
     image: str = option(
         "cpu",
         "Image: the name of a hardware image that `kit build` made (cpu, ...), or any tag, ID or digest that the engine has.",
+        syntax="image",
     )
     nodes: int = option(1, "Number of nodes: a container each on docker, a process group each on local.", metavar="N")
     procs_per_node: int | None = option(None, "Ranks a node; unset: all GPUs of the node, or 1 on CPU.", metavar="N")
@@ -72,6 +73,7 @@ class _RunOptions:
     strategy: str = option(
         "auto",
         f"How ranks train together: {'; '.join(f'{name} ({text})' for name, text in STRATEGIES.items())}.",
+        syntax="strategy",
     )
     precision: Precision | None = option(None, "Mixed precision: no, bf16, fp16, fp8; unset: the script's choice.")
     grad_accum_steps: int | None = option(

@@ -18,7 +18,8 @@ class Problem:
 
     def __str__(self) -> str:
         """One line."""
-        head = f"{self.where}: {self.key} {self.what}" if self.key else f"{self.where}: {self.what}"
+        named = self.key not in ("", self.where)
+        head = f"{self.where}: {self.key} {self.what}" if named else f"{self.where}: {self.what}"
         return (
             f"{head}; {'' if self.allowed.startswith('did you') else 'allowed: '}{self.allowed}"
             if self.allowed
@@ -31,7 +32,13 @@ class ConfigError(UsageError):
 
     def __init__(self, problems: list[Problem]) -> None:
         """`problems`: at least one."""
-        lines = [str(p) for p in problems]
+        lines = [str(p) for p in sorted(problems, key=_place)]
         text = lines[0] if len(lines) == 1 else f"{len(lines)} problems in the configuration\n  " + "\n  ".join(lines)
         super().__init__(text)
         self.problems = problems
+
+
+def _place(problem: Problem) -> tuple[str, int]:
+    """File and line, by which problems are told."""
+    file, _, line = problem.where.rpartition(":")
+    return (file, int(line)) if line.isdigit() else (problem.where, 0)

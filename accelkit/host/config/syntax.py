@@ -7,6 +7,8 @@ import difflib
 import re
 from typing import Final, Literal, NamedTuple
 
+from accelkit.contract.strategies import STRATEGIES
+
 _SIZE_UNITS: Final = {
     "": 1, "b": 1,
     "k": 1 << 10, "ki": 1 << 10, "kib": 1 << 10, "kb": 10**3,
@@ -19,6 +21,7 @@ _LONGEST: Final = 10 * 365 * 24 * 3600
 """Seconds; far longer waits are more than a system's clock can count."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATTERN: Final = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*(?:@sha256:[0-9a-f]{64})?")
 _SECRET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -138,8 +141,23 @@ def parse_secret(text: str) -> tuple[str, str | None]:
     return name, file if has_file else None
 
 
+def parse_strategy(text: str) -> str:
+    """The name of a strategy."""
+    if text not in STRATEGIES:
+        raise ValueError(f"is {text!r}; allowed: one of {', '.join(STRATEGIES)}")
+    return text
+
+
+def parse_image(text: str) -> str:
+    """An image's name, tag, ID or digest, as engines take it."""
+    if not _IMAGE.fullmatch(text):
+        raise ValueError(f"is {text!r}; allowed: an image's name (cpu), tag (mine:1), ID or digest (sha256:...)")
+    return text
+
+
 PARSERS: Final = {
     "size": parse_size, "duration": parse_duration, "cpus": parse_cpus, "gpus": parse_gpus, "ulimit": parse_ulimit,
     "user": parse_user, "mount": parse_mount, "env": parse_env, "secret": parse_secret,
+    "strategy": parse_strategy, "image": parse_image,
 }  # fmt: skip
 """Name of a syntax in model.Option -> its parser."""

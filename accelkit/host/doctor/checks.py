@@ -213,10 +213,12 @@ def hardware_images(facts: Facts) -> Iterator[Finding]:
             state: State = "failed" if wanted else "none" if absent else "warning"
             remedy = "" if absent else f"kit images {image.name} lists variants that fit"
             yield Finding(name=name, state=state, text=image.here, remedy=remedy)
+        elif facts.engine is None:
+            yield Finding(name=name, state="none", text="not looked for: that takes an engine")
         elif image.built:
             yield Finding(name=name, state="ok", text="built")
         else:
-            state = "failed" if wanted and facts.engine else "none"
+            state = "failed" if wanted else "none"
             yield Finding(name=name, state=state, text="not built", remedy=f"kit build {image.name}")
 
 

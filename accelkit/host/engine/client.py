@@ -58,11 +58,11 @@ def _unavailable(host: str | None, error: BaseException) -> EngineUnavailable:
     elif "TLS" in text or "certificate" in text or "SSL" in text:
         why, hint = f"TLS: {text}", "DOCKER_CERT_PATH names the folder of ca.pem, cert.pem and key.pem"
     elif "Permission denied" in text or "PermissionError" in text:
-        why, hint = "you may not use its socket", "join the group docker, or do without containers: --on local"
+        why, hint = "you may not use its socket", "join the group docker; kit run --on local does without it"
     elif "FileNotFoundError" in text or "No such file" in text:
-        why, hint = "there is no socket", "start Docker, or do without containers: --on local"
+        why, hint = "there is no socket", "start Docker; kit run --on local does without it"
     else:
-        why, hint = "it does not answer", "start Docker, or do without containers: --on local"
+        why, hint = "it does not answer", "start Docker; kit run --on local does without it"
     return EngineUnavailable(f"no Docker engine at {where}: {why}", hint=hint)
 
 
@@ -163,17 +163,23 @@ def find_volumes(client: docker.DockerClient, run_id: str | None = None) -> "lis
     return client.volumes.list(filters=_filter(run_id))
 
 
-def remove_all(client: docker.DockerClient, run_id: str) -> None:
-    """Remove every container, network and volume of a run; what is gone meanwhile is no error. Containers are killed."""
-    for container in find_containers(client, run_id):
+def remove_all(client: docker.DockerClient, run_id: str) -> bool:
+    """Remove every container, network and volume of a run; what is gone meanwhile is no error. Containers are killed.
+
+    Returns whether there were any.
+    """
+    containers, networks = find_containers(client, run_id), find_networks(client, run_id)
+    volumes = find_volumes(client, run_id)
+    for container in containers:
         with suppress(NotFound):
             _remove(container)
-    for network in find_networks(client, run_id):
+    for network in networks:
         with suppress(NotFound):
             network.remove()
-    for volume in find_volumes(client, run_id):
+    for volume in volumes:
         with suppress(NotFound):
             volume.remove(force=True)
+    return bool(containers or networks or volumes)
 
 
 def _remove(container: "Container") -> None:

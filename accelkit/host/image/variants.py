@@ -1,10 +1,14 @@
 """Which build of which torch on which Python: a choice among what the compatibility data allows. Pure."""
 
 import re
+from typing import Final
 
 from accelkit.contract.data import data
 from accelkit.host.errors import UsageError
 from accelkit.host.image.catalogue import Build, Compatibility, ImageSpec
+
+_FLAGS: Final = {"build": "variant"}
+"""What is typed for it, where that is another word."""
 
 
 @data
@@ -100,7 +104,7 @@ def _wishes(spec: ImageSpec, known: Compatibility, wanted: Wanted) -> dict[str, 
         raise UsageError(f"--cuda {wanted.cuda}: the image {spec.name} has nothing to do with CUDA")
     for what, text in wishes.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.]*", text):
-            raise UsageError(f"--{what} {text}: not a version")
+            raise UsageError(f"--{_FLAGS.get(what, what)} {text}: not a version")
     return wishes
 
 
@@ -123,20 +127,23 @@ def _nearest(options: list[Variant], wishes: dict[str, str]) -> str | None:
     if not options:
         return None
 
+    known = {what: [_value(variant, what) or "" for variant in options] for what in wishes}
+
     def distance(variant: Variant) -> tuple[int, list[int]]:
-        apart = {what: _apart(_value(variant, what) or "", text) for what, text in wishes.items()}
-        return sum(value > 0 for value in apart.values()), sorted(apart.values())
+        apart = [_apart(_value(variant, what) or "", text, known[what]) for what, text in wishes.items()]
+        return sum(value > 0 for value in apart), sorted(apart)
 
     near = min(options, key=distance)
-    words = " ".join(f"--{what} {_value(near, what)}" for what in wishes)
+    words = " ".join(f"--{_FLAGS.get(what, what)} {_value(near, what)}" for what in wishes)
     return f"the nearest that exists: {words or f'--torch {near.torch}'}"
 
 
-def _apart(one: str, other: str) -> int:
-    """How far two versions are apart, the first number weighing most."""
+def _apart(one: str, other: str, known: list[str]) -> int:
+    """How far a version is from another, the first number weighing most; what is beyond all known ones counts as the last of them."""
     if one == other:
         return 0
-    pairs = zip((*version_key(one), 0, 0, 0), (*version_key(other), 0, 0, 0), (10**6, 10**3, 1), strict=False)
+    within = min(max(version_key(other), min(map(version_key, known))), max(map(version_key, known)))
+    pairs = zip((*version_key(one), 0, 0, 0), (*within, 0, 0, 0), (10**6, 10**3, 1), strict=False)
     return max(1, sum(abs(a - b) * weight for a, b, weight in pairs))
 
 

@@ -131,4 +131,4 @@ def _image_today(record: Record) -> str | None:
     try:
         return requests.image_named(record.image.reference).id
     except ImageNotFound:
-        return "not there"
+        return replay.NOT_THERE

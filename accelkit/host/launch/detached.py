@@ -22,7 +22,7 @@ def main() -> int:
         screen.note(f"error: {error.message}")
         return error.exit_code
     if record.outcome is None or record.outcome.exit_code:
-        screen.note(report.failure(record))
+        screen.note("\n".join(filter(None, (report.first_failure(record), report.summary(record)))))
     return record.outcome.exit_code if record.outcome else 0
 
 

@@ -1,5 +1,6 @@
 """How a run ended: the results that came over the wall, and the one failure that caused the rest."""
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +10,7 @@ from accelkit.host.launch.events import NodeExited
 from accelkit.host.launch.plan import LaunchPlan
 from accelkit.host.runs.record import Outcome, RootCause
 
+_GLOO: Final = re.compile(r"^\[[^]]*gloo[^]]*\] ")
 KILLED: Final = 137
 NOT_RUNNABLE: Final = (126, 127)
 """Exit codes as a shell gives them."""
@@ -75,9 +77,7 @@ def describe(plan: LaunchPlan, result: RankResult) -> str:
     code = f"(exit code {result.exit_code})"
     if result.cause == "error" and result.error:
         place = f" at {result.error.file}:{result.error.line}" if result.error.file else ""
-        return (
-            f"raised {result.error.type}: {_first_line(result.error.message)}{place} {code}{_memory_note(plan, result)}"
-        )
+        return f"raised {result.error.type}: {_message(result)}{place} {code}{_memory_note(plan, result)}"
     if result.cause == "oom":
         return f"ran out of memory: the kernel killed it at {memory_words(plan)} {code}"
     if result.cause == "signal":
@@ -122,8 +122,17 @@ def _node_cause(ended: NodeExited) -> RootCause:
     return RootCause(node=ended.node, rank=None, cause="node-lost", message=f"{name} {why} {code}")
 
 
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else "(no message)"
+def _message(result: RankResult) -> str:
+    """An error's message on one line: a first line that ends with a colon goes on with the second.
+
+    Of a lost peer without gloo's file before and advice behind it.
+    """
+    lines = [line.strip() for line in result.error.message.strip().splitlines()] if result.error else []
+    if not lines:
+        return "(no message)"
+    if result.lost_a_peer:
+        return _GLOO.sub("", lines[0]).partition(". This is typically")[0]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def failed_before(ended: Outcome, limit: float) -> bool:

@@ -73,9 +73,12 @@ def _make_private(folder: Path) -> None:
         ) from error
 
 
-def remove(run_id: str) -> None:
-    """Remove a run's secrets; nothing happens when there are none."""
-    shutil.rmtree(folder_of(run_id), ignore_errors=True)
+def remove(run_id: str) -> bool:
+    """Remove a run's secrets; whether there were any."""
+    folder = folder_of(run_id)
+    found = folder.exists()
+    shutil.rmtree(folder, ignore_errors=True)
+    return found
 
 
 def _value(name: str, source: str | None, environ: Mapping[str, str]) -> bytes:

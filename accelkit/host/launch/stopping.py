@@ -41,13 +41,14 @@ def stop(store: Store, record: Record, patience: float = PATIENCE) -> Record:
     return _finalise(store, store.load(record.run_id))
 
 
-def sweep(run_id: str, *, with_engine: bool) -> None:
-    """Remove whatever a run left: processes, secrets, and with an engine its containers, networks and volumes."""
-    _end_processes(run_id)
-    secrets.remove(run_id)
+def sweep(run_id: str, *, with_engine: bool) -> bool:
+    """Remove what a run left: processes, secrets, and with an engine containers, networks and volumes. Whether there was anything."""
+    found = _end_processes(run_id)
+    found = secrets.remove(run_id) or found
     if with_engine:
         with engine.engine_errors("removing what the run left"):
-            engine.remove_all(engine.connect(), run_id)
+            found = engine.remove_all(engine.connect(), run_id) or found
+    return found
 
 
 def uses_engine(record: Record) -> bool:
@@ -55,20 +56,29 @@ def uses_engine(record: Record) -> bool:
     return record.plan.backend == "docker"
 
 
-def may_have_containers(entry: Entry) -> bool:
+def had_containers(entry: Entry) -> bool:
     """As `uses_engine`, also without a record: no container comes to be before its Compose file lies in the run's folder."""
     return uses_engine(entry.record) if entry.record is not None else (entry.run_dir / compose.FILE).exists()
 
 
-def _end_processes(run_id: str) -> None:
-    """SIGTERM to all of them, SIGKILL to what is left."""
+def _may_have_containers(entry: Entry) -> bool:
+    """Whether containers may be left: nobody saw to the run's end, or it ended because the engine failed."""
+    over = entry.record.outcome if entry.record is not None else None
+    return had_containers(entry) and (over is None or over.state == "kit-error")
+
+
+def _end_processes(run_id: str) -> bool:
+    """SIGTERM to all of them, SIGKILL to what is left. Whether there were any."""
+    found_any = False
     for number, wait in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 2.0)):
         found = liveness.processes_of(run_id)
+        found_any = found_any or bool(found)
         for pid in found:
             _signal(pid, number)
         deadline = time.monotonic() + wait
         while liveness.processes_of(run_id) and time.monotonic() < deadline:
             time.sleep(_POLL)
+    return found_any
 
 
 def _signal(pid: int, number: int) -> None:
@@ -100,7 +110,9 @@ def _finalise(store: Store, record: Record) -> Record:
 class Cleaned:
     """What `clean` did, run IDs each."""
 
+    looked_at: int
     swept: tuple[str, ...]
+    """Something was left of these."""
     left: tuple[str, ...]
     """Containers may be left of these: there is no engine to ask."""
     laid_out: int
@@ -116,11 +128,12 @@ def clean(store: Store, entries: list[Entry]) -> Cleaned:
         has_engine = False
     swept, left = [], []
     for entry in entries:
-        sweep(entry.run_id, with_engine=has_engine)
-        if not has_engine and may_have_containers(entry):
+        if sweep(entry.run_id, with_engine=has_engine):
+            swept.append(entry.run_id)
+        if not has_engine and _may_have_containers(entry):
             left.append(entry.run_id)
-            continue
-        if entry.record is not None:
+        elif entry.record is not None:
             _finalise(store, entry.record)
-        swept.append(entry.run_id)
-    return Cleaned(swept=tuple(swept), left=tuple(left), laid_out=laid_out.remove_abandoned(store))
+    return Cleaned(
+        looked_at=len(entries), swept=tuple(swept), left=tuple(left), laid_out=laid_out.remove_abandoned(store)
+    )

@@ -119,7 +119,9 @@ class Supervisor:
         if event.code != 0 and self.state == "ok":
             self.state = "failed"
             if len(self.exits) < self._nodes:
-                self._screen.note(f"{names.node_name(event.node)} failed (exit code {event.code}); stopping the others")
+                self._screen.note(
+                    f"{names.node_name(event.node)} has ended (exit code {event.code}); stopping the others"
+                )
             self._deadlines["stop"] = time.monotonic() + FAILURE_GRACE
 
     def _signalled(self, number: int) -> None:

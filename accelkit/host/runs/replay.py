@@ -17,6 +17,11 @@ from accelkit.host.runs.store import Store
 Kind = Literal["tree", "runtime", "image", "inputs", "packages", "hardware"]
 REFUSED: Final = ("image", "inputs", "packages", "hardware", "runtime")
 """Kinds that stop a reproduction unless --allow names them. The tree never does: the recorded code is what runs."""
+NOT_THERE: Final = "not there"
+MANY: Final = 3
+"""Files of one folder that are told in a line each; more are told in one."""
+NAMED: Final = 10
+"""Files that are named in such a line."""
 MAX_COPY: Final = 1 << 30
 """Bytes; a larger input is linked into the laid-out code, not copied."""
 _STATUS: Final = {None: "as committed", "A": "added", "M": "modified", "D": "deleted", "T": "of another type"}
@@ -48,6 +53,22 @@ def lay_out(record: Record, store: Store, target: Path) -> Path:
     else:
         _copy(code, store, store.run_dir(record.run_id), target)
     return target / code.subdir
+
+
+def by_folder(differences: list[Difference]) -> list[str]:
+    """Differences of the working tree, a line each: what lies at its top first, then folders, many files of one in one line."""
+    folders: dict[str, list[Difference]] = {}
+    for difference in differences:
+        folders.setdefault(difference.what.rpartition("/")[0], []).append(difference)
+    lines = []
+    for folder, inside in sorted(folders.items()):
+        if folder and len(inside) > MANY:
+            files = [one.what.rpartition("/")[2] for one in inside]
+            more = f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
+            lines.append(f"{folder}/: {len(files)} files: {', '.join(files[:NAMED])}{more}")
+        else:
+            lines += [f"{one.what}: recorded {one.recorded}, now {one.now}" for one in inside]
+    return lines
 
 
 def remove(target: Path) -> None:
@@ -162,7 +183,7 @@ def _manifest_differences(
 
 
 def _short(digest: FileDigest | None) -> str:
-    return "not there" if digest is None else digest.sha256[:12] or f"{digest.size} bytes"
+    return NOT_THERE if digest is None else digest.sha256[:12] or f"{digest.size} bytes"
 
 
 def input_differences(record: Record, workdir: Path) -> list[Difference]:
@@ -220,7 +241,13 @@ def refused(differences: list[Difference], allowed: set[str]) -> list[Difference
 
 
 def bring_inputs(record: Record, workdir: Path, laid_out: Path) -> None:
-    """Bring what is not part of the recorded code (declared inputs, files that were too large) to its place in the laid-out code."""
+    """Bring what is not part of the recorded code (declared inputs, files that were too large) to its place in the laid-out code.
+
+    Folders of declared outputs are made there where they are here: a script need not make what it found.
+    """
+    for name in record.config["run.outputs"].value:
+        if (workdir / name).is_dir() and not Path(name).is_absolute():
+            (laid_out / name).mkdir(parents=True, exist_ok=True)
     for name in record.inputs:
         _bring(workdir / name, laid_out / name)
     root, top = _root(record.code, workdir), (laid_out, *laid_out.parents)[len(Path(record.code.subdir).parts)]

@@ -115,7 +115,7 @@ class Store:
         shutil.rmtree(gone)
 
     def load(self, name: str) -> Record:
-        """The record of the run with this ID, the beginning of one (or of its random part), or "last".
+        """The record of the run with this ID, the beginning of one (or of its time or random part), or "last".
 
         Raises RunNotFound when there is none or when several fit (it names them), RecordError when the record is damaged.
         """
@@ -130,7 +130,7 @@ class Store:
                 raise RunNotFound(f"no run is recorded in {self.state_dir}", hint="kit run SCRIPT makes the first one")
             return recorded[0].run_dir
         matches = [i for i in known if i == name] or [
-            i for i in known if name and (i.startswith(name) or i.rpartition("-")[2].startswith(name))
+            i for i in known if name and (i.startswith(name) or any(part.startswith(name) for part in i.split("-")[1:]))
         ]
         if len(matches) == 1:
             return self.run_dir(matches[0])

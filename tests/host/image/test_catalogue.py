@@ -121,7 +121,7 @@ def refusal(name: str, **wanted: str) -> tuple[str, str | None]:
 
 def test_impossible_combinations_are_refused_with_the_nearest_possible() -> None:
     """Each wish alone, wishes that exist but not together, and a wish that has no meaning for the image."""
-    assert refusal("cuda", cuda="11.8")[1] == "the nearest that exists: --cuda 12.8"
+    assert refusal("cuda", cuda="11.8")[1] == "the nearest that exists: --cuda 12.6"
     assert refusal("cuda", torch="2.13.0", cuda="12.8") == (
         "image cuda: torch 2.13.0, cuda 12.8 do not go together", "the nearest that exists: --torch 2.13.0 --cuda 12.6",
     )  # fmt: skip
