@@ -117,19 +117,29 @@ def parse(pylock: str, torch_index: str | None) -> dict[str, Package]:
     """Packages of uv's answer. Raises BuildError for one that is no wheel with a hash."""
     found = {}
     for entry in tomllib.loads(pylock).get("packages", []):
-        name, wheels = entry["name"], entry.get("wheels", [])
-        if len(wheels) != 1 or "sha256" not in wheels[0].get("hashes", {}):
+        name = entry["name"]
+        wheels = [wheel for wheel in entry.get("wheels", []) if "sha256" in wheel.get("hashes", {})]
+        if not wheels:
             raise BuildError(
                 f"{name} {entry.get('version', '')}: not a wheel that can be told by its hash",
                 hint="kit installs wheels alone: build one, put it into a folder, and name that with --wheels",
             )
-        found[name] = _package(entry["version"], wheels[0], torch_index)
+        found[name] = _package(entry["version"], max(wheels, key=_closeness), torch_index)
     return found
 
 
+def _closeness(wheel: dict[str, Any]) -> int:
+    """How closely a wheel is made for the interpreter: several of a version may run on it, and the closest one is compiled."""
+    *_, abi, platform = _file(wheel).removesuffix(".whl").split("-")
+    return 3 if abi not in ("none", "abi3") else 2 if abi == "abi3" else int(platform != "any")
+
+
+def _file(wheel: dict[str, Any]) -> str:
+    return unquote(urlsplit(wheel.get("url") or wheel.get("path") or "").path).rpartition("/")[2]
+
+
 def _package(version: str, wheel: dict[str, Any], torch_index: str | None) -> Package:
-    url = wheel.get("url") or wheel.get("path") or ""
-    file = unquote(urlsplit(url).path).rpartition("/")[2]
+    url, file = wheel.get("url") or wheel.get("path") or "", _file(wheel)
     origin: Literal["index", "torch-index", "wheels"] = "index"
     if not url.startswith(("http://", "https://")):
         origin = "wheels"

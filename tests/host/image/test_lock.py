@@ -1,13 +1,14 @@
 """kit.lock: readable, the same text for the same content, read strictly; and what no longer fits is named."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
 
 from accelkit.host.config.model import BuildConfig
-from accelkit.host.errors import KitError, UsageError
-from accelkit.host.image import catalogue, drift, inputs, lockfile, locking, sbom, variants
+from accelkit.host.errors import BuildError, KitError, UsageError
+from accelkit.host.image import catalogue, drift, inputs, lockfile, locking, resolve, sbom, variants
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import DebianPackage, Lock, LockedBase, LockedImage, Package
 from accelkit.host.image.requirements import Requirements
@@ -178,3 +179,24 @@ def test_documents_beside_the_image_name_every_file(tmp_path: Path) -> None:
         assert digest in origin.read_text()
     assert "d" * 64 in origin.read_text()
     assert bill.read_text() == sbom.spdx("cpu", locked())
+
+
+def test_of_several_wheels_of_a_version_the_closest_is_taken() -> None:
+    """For this Python before the stable interface before none, for a platform before any; one without a hash is no choice."""
+
+    def taken(*files: str, hashed: bool = True) -> str:
+        rows = ", ".join(
+            f'{{ url = "https://host/{file}", hashes = {{ {"sha256" if hashed else "md5"} = "{number}" }} }}'
+            for number, file in enumerate(files)
+        )
+        pylock = f'[[packages]]\nname = "a"\nversion = "1"\nwheels = [{rows}]\n'
+        return resolve.parse(pylock, None)["a"].file
+
+    any_, platform = "a-1-py3-none-any.whl", "a-1-py3-none-manylinux_2_28_x86_64.whl"
+    stable, exact = (f"a-1-{tags}-manylinux_2_28_x86_64.whl" for tags in ("cp37-abi3", "cp311-cp311"))
+    for files in itertools.permutations((any_, platform, stable, exact)):
+        assert taken(*files) == exact
+        assert taken(*(file for file in files if file != exact)) == stable
+    assert taken(any_, platform) == taken(platform, any_) == platform
+    with pytest.raises(BuildError, match="not a wheel that can be told by its hash"):
+        taken(any_, hashed=False)
