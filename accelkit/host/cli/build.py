@@ -30,7 +30,7 @@ _BAKE: Final = typer.Option(False, "--bake-runtime", help="Put the runtime into 
 _PRINT: Final = typer.Option(False, "--print", help="Print the command, the Dockerfile and the digest; build nothing.")
 
 
-@app.command(no_args_is_help=True)
+@app.command()
 @options.of(BuildConfig)
 def build(
     image: str = typer.Argument(..., metavar="IMAGE", help="Name of the image: cpu, cuda, tpu, ... (kit images)."),

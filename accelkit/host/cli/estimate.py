@@ -84,6 +84,7 @@ def _limits(words: list[str]) -> "dict[Place, int]":
 
 def _anatomy(model: str, settings: dict[str, object], config_file: Path | None, trusted: bool) -> "Anatomy":
     """From headers where there are any; otherwise one rank is asked."""
+    from accelkit.host import render
     from accelkit.host.cli.run import request_of
     from accelkit.host.estimate import headers, inside
     from accelkit.host.launch.signals import Guard, Interrupted
@@ -92,6 +93,7 @@ def _anatomy(model: str, settings: dict[str, object], config_file: Path | None, 
     if file is not None:
         return headers.read(file)
     _refuse_nothing(model)
+    render.note(f"{model} has no safetensors header to read: one rank builds it, without memory ...")
     try:
         with Guard() as guard:
             resolved = options.load({**inside.ONE_RANK, **settings}, config_file)
@@ -106,6 +108,10 @@ def _refuse_nothing(model: str) -> None:
     path = Path(model)
     if not path.exists() and (path.is_absolute() or model.startswith(".") or path.suffix or model.count("/") > 1):
         raise UsageError(f"{model}: there is no such file or folder")
+    if path.is_dir() and not any(entry.is_file() for entry in path.iterdir()):
+        raise UsageError(
+            f"{model}: a folder without files", hint="a checkpoint has safetensors or torch files, a config config.json"
+        )
 
 
 def _write(path: Path, text: str) -> None:

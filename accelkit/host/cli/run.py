@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
+@app.command(context_settings={"allow_interspersed_args": False})
 @options.of(RunConfig)
 def run(
     script: str = typer.Argument(..., metavar="SCRIPT", help="Script, or with -m a module."),
