@@ -88,6 +88,10 @@ image_base() {
     sed -n "/^base:/,/^[^ ]/s/^  \"$python\": *//p" "$ROOT/images/$1/image.yaml"
 }
 
+# DeepSpeed and what its tests need, apart from everything else: it asks for other packages than the rest, and compiles.
+DEEPSPEED=deepspeed==0.19.8
+DEEPSPEED_HOME=$CACHE/deepspeed
+
 # The first Python on the PATH that accelkit runs on.
 find_python() {
     local candidate
@@ -146,4 +150,47 @@ use_venv() {
         )
     fi
     PATH=$VENV/bin:$PATH
+}
+
+# --- DeepSpeed: an environment of its own, in the cache folder --------------------------------------------
+
+# Its communication on CPUs is compiled on the machine: that takes a C++ compiler, and ninja, which pip installs.
+need_compiler() {
+    ! command -v g++ >/dev/null || return 0
+    if is_debian_like && [ "$(id -u)" -eq 0 ]; then
+        say "Installing g++ with apt ..."
+        apt_install compiler g++
+        return
+    fi
+    die "the deepspeed tier needs a C++ compiler" "on Debian and Ubuntu: apt-get install g++"
+}
+
+fill_deepspeed() {
+    local options pip=$DEEPSPEED_HOME/venv/bin/pip
+    mapfile -t options < <(torch_options)
+    logged deepspeed-torch "$pip" install --no-compile "${options[@]}" "$TORCH" setuptools wheel ninja pytest-timeout \
+        --editable "${ROOT}[runtime,test]"
+    # Without isolation: its set-up looks for torch.
+    logged deepspeed "$pip" install --no-compile --no-build-isolation "${options[@]}" "$TORCH" "$DEEPSPEED"
+    rm -rf "$DEEPSPEED_HOME/extensions"
+    PATH=$DEEPSPEED_HOME/venv/bin:$PATH logged deepspeed-op "$DEEPSPEED_HOME/venv/bin/python" -c \
+        'from deepspeed.accelerator import get_accelerator as chosen; chosen().create_op_builder("ShareMemCommBuilder").load()'
+}
+
+# Make the environment unless that was done for this very pyproject.toml and version; then use it.
+use_deepspeed() {
+    local wanted stamp=$DEEPSPEED_HOME/installed-for
+    export TORCH_EXTENSIONS_DIR=$DEEPSPEED_HOME/extensions DS_ACCELERATOR=cpu PYTHONPATH=$ROOT
+    wanted=$({ cat "$ROOT/pyproject.toml" && printf '%s\n' "$TORCH" "$DEEPSPEED"; } | sha256sum)
+    need_compiler
+    (
+        hold_lock deepspeed
+        [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ] || exit 0
+        say "Installing DeepSpeed into an environment of its own, and compiling (a minute or two, only when versions change) ..."
+        mkdir -p "$DEEPSPEED_HOME"
+        [ -x "$DEEPSPEED_HOME/venv/bin/pip" ] || logged deepspeed-venv "$VENV/bin/python" -m venv --clear "$DEEPSPEED_HOME/venv"
+        fill_deepspeed
+        printf '%s\n' "$wanted" >"$stamp"
+    )
+    PATH=$DEEPSPEED_HOME/venv/bin:$PATH
 }

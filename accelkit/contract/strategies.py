@@ -16,11 +16,13 @@ STRATEGIES: Final[dict[str, str]] = {
     "ddp": "every rank holds the model, gradients are averaged",
     "fsdp": "every rank holds a part of parameters, gradients and optimizer states",
     "xla": "TPUs by torch_xla: a process has all devices it sees, which share each batch; or a process for each",
+    "deepspeed": "DeepSpeed's engine does the same as ZeRO, stages 1 to 3; the package must be installed",
 }
 PARTS: Final[dict[str, tuple[str, ...]]] = {
     "ddp": ("ddp_",),
     "fsdp": ("fsdp_",),
     "xla": ("xla_",),
+    "deepspeed": ("deepspeed_",),
     "parallelism": ("dp_replicate_size", "dp_shard_size", "tp_size"),
 }
 """Part -> how names of its options begin. A part is what one plug-in takes."""
@@ -29,6 +31,7 @@ _TRUE: Final = ("1", "true", "yes", "on")
 _DDP: Final = {"strategies": ("ddp",)}
 _FSDP: Final = {"strategies": ("fsdp",)}
 _XLA: Final = {"strategies": ("xla",)}
+_DEEPSPEED: Final = {"strategies": ("deepspeed",)}
 WrapPolicy = Literal["transformer_based_wrap", "size_based_wrap", "name_based_wrap", "no_wrap"]
 
 
@@ -110,6 +113,42 @@ class StrategyOptions:
         reply="no",
         **_XLA,
     )
+    deepspeed_config_file: str | None = option(
+        None,
+        'deepspeed: its own config, a JSON file; values may be "auto".',
+        question="DeepSpeed's own config, a JSON file (empty: none)?",
+        metavar="FILE",
+        **_DEEPSPEED,
+    )
+    deepspeed_zero_stage: int | None = option(
+        None,
+        "deepspeed: what ranks divide: 1 optimizer states, 2 (the default) gradients too, 3 parameters too.",
+        question="ZeRO stage: 1, 2 or 3?",
+        reply="2",
+        metavar="N",
+        **_DEEPSPEED,
+    )
+    deepspeed_gradient_clipping: float | None = option(
+        None, "deepspeed: norm to which every step clips; unset: the script clips.", metavar="X", **_DEEPSPEED
+    )
+    deepspeed_offload_optimizer_device: Literal["none", "cpu", "nvme"] | None = option(
+        None, "deepspeed: where optimizer states live between steps.", **_DEEPSPEED
+    )
+    deepspeed_offload_optimizer_nvme_path: str | None = option(
+        None, "deepspeed: folder on the disk for optimizer states.", metavar="PATH", **_DEEPSPEED
+    )
+    deepspeed_offload_param_device: Literal["none", "cpu", "nvme"] | None = option(
+        None, "deepspeed: where parameters live between uses, stage 3.", **_DEEPSPEED
+    )
+    deepspeed_offload_param_nvme_path: str | None = option(
+        None, "deepspeed: folder on the disk for parameters.", metavar="PATH", **_DEEPSPEED
+    )
+    deepspeed_zero3_save_16bit_model: bool | None = option(
+        None, "deepspeed: what its engine's save_16bit_model may do; save_model gathers in any case.", **_DEEPSPEED
+    )
+    deepspeed_transformer_moe_cls_names: str | None = option(
+        None, "deepspeed: classes that stage 3 gathers as one, with commas.", metavar="NAMES", **_DEEPSPEED
+    )
     dp_replicate_size: int | None = option(
         None, "Copies of the (sharded) model.", metavar="N", strategies=("ddp", "fsdp")
     )
@@ -147,4 +186,9 @@ def _value(kind: Any, text: str, variable: str) -> Any:
         if not text.isdigit():
             raise ValueError(f"{variable}={text!r}: must be a whole number")
         return int(text)
+    if float in typing.get_args(kind):
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"{variable}={text!r}: must be a number") from None
     return text

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         XlaKwargs,
     )
     from accelkit.runtime.state import AcceleratorState, PartialState
+    from accelkit.runtime.strategies.deepspeed_plugin import DeepSpeedPlugin
     from accelkit.runtime.strategies.fsdp_plugin import FullyShardedDataParallelPlugin
     from accelkit.runtime.tracking.base import GeneralTracker
 
@@ -72,6 +73,7 @@ _HOMES = {
     "DistributedType": "settings",
     "DataLoaderConfiguration": "settings",
     "GradientAccumulationPlugin": "settings",
+    "DeepSpeedPlugin": "strategies.deepspeed_plugin",
     "FullyShardedDataParallelPlugin": "strategies.fsdp_plugin",
     "ParallelismConfig": "parallelism",
     "TorchContextParallelConfig": "parallelism",
@@ -133,6 +135,7 @@ __all__ = [
     # settings
     "DataLoaderConfiguration",
     "DDPCommunicationHookType",
+    "DeepSpeedPlugin",
     "FullyShardedDataParallelPlugin",
     "GradientAccumulationPlugin",
     "ParallelismConfig",

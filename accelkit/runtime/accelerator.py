@@ -31,6 +31,7 @@ from accelkit.runtime.settings import (
     TorchDynamoPlugin,
 )
 from accelkit.runtime.state import AcceleratorState, PartialState
+from accelkit.runtime.strategies.deepspeed_plugin import DeepSpeedPlugin
 from accelkit.runtime.strategies.fsdp_plugin import FullyShardedDataParallelPlugin
 from accelkit.runtime.tool_methods import ToolMethods
 from accelkit.runtime.training import TrainingMethods
@@ -65,6 +66,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         step_scheduler_once: a prepared scheduler moves once per optimizer step, not once per rank: for schedules whose length was
             taken from the prepared loader.
         fsdp_plugin, parallelism_config: how models are sharded, and how ranks are laid out; each implies strategy "fsdp".
+        deepspeed_plugin: how DeepSpeed's engine trains; implies strategy "deepspeed".
         rng_types: generators ("torch", "cuda", ...) whose state rank 0 gives to all ranks before each epoch of a prepared loader. Loaders
             agree on their order without it.
         dynamo_backend: compile prepared models with this backend of torch.compile; `dynamo_plugin` says more.
@@ -94,11 +96,12 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         dynamo_backend: Any = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
+        deepspeed_plugin: DeepSpeedPlugin | None = None,
         parallelism_config: ParallelismConfig | None = None,
         rng_types: Sequence[Any] | None = None,
     ) -> None:
         self.device_placement = device_placement
-        handlers = Handlers(kwargs_handlers, (fsdp_plugin, parallelism_config))
+        handlers = Handlers(kwargs_handlers, (fsdp_plugin, deepspeed_plugin, parallelism_config))
         plugin = _one_plugin(gradient_accumulation_plugin, gradient_accumulation_steps)
         self._partial = PartialState(cpu, strategy, **handlers.get(InitProcessGroupKwargs).to_kwargs())
         earlier = AcceleratorState.current()
@@ -155,8 +158,9 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
             rng.make_deterministic()
         if chosen.seed is not None and earlier is None:
             rng.set_seed(chosen.seed)
-        scaler = self._precision.scaler
-        self.scaler = None if self._strategy.capabilities.owns_loss_scaling else scaler
+        if self._strategy.capabilities.owns_loss_scaling:
+            self._precision.scaler = None
+        self.scaler = self._precision.scaler
 
     # ---- prepare --------------------------------------------------------------------------------------------------
 
@@ -174,6 +178,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         placement = device_placement or [self.device_placement] * len(objects)
         ready = [self._prepare_one(item, place) for item, place in zip(objects, placement, strict=True)]
         ready = [self.prepare_scheduler(item) if isinstance(item, _SCHEDULER) else item for item in ready]
+        self._strategy.complete()
         return ready[0] if len(ready) == 1 else tuple(ready)
 
     def _prepare_one(self, item: Any, place: bool) -> Any:
@@ -216,7 +221,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         if not isinstance(made, AcceleratedOptimizer):
             made = AcceleratedOptimizer(optimizer, place, self.scaler)
         self._optimizers.add(optimizer, made)
-        self._strategy.adopt(made.optimizer)
+        made.steps = self._strategy.adopt(made.optimizer)
         for scheduler in self._schedulers:
             scheduler.follow(made)
         return made
@@ -252,6 +257,7 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         made.before_epoch = self._before_epoch
         made.move = self._strategy.mover(made.move)
         self._dataloaders.add(data_loader, made)
+        self._strategy.note_loader(made.plan.batch_size)
         return made
 
     def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:

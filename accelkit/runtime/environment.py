@@ -55,6 +55,12 @@ def patch_environment(**kwargs: Any) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def provide(**kwargs: Any) -> None:
+    """Set variables (names in upper case) that another library reads, where they are not set."""
+    for name, value in kwargs.items():
+        os.environ.setdefault(name.upper(), str(value))
+
+
 @contextmanager
 def clear_environment() -> Iterator[None]:
     """A block in which the environment is empty; afterwards it is what it was."""

@@ -12,6 +12,12 @@ from accelkit.runtime import devices, precision
 from accelkit.runtime.errors import SettingError
 
 
+class Wrapper(nn.Module):
+    """What a strategy of this library puts around a model, which is its `module`."""
+
+    module: nn.Module
+
+
 class Prepared:
     """Original and prepared objects of one kind, so that preparing twice gives the same object."""
 
@@ -55,7 +61,7 @@ class Prepared:
 def engine(model: nn.Module) -> nn.Module:
     """What a strategy has made: a model without the `torch.compile` around it, if that is what is compiled."""
     compiled = model.__dict__["_modules"].get("_orig_mod")
-    return compiled if isinstance(compiled, DistributedDataParallel) else model
+    return compiled if isinstance(compiled, (DistributedDataParallel, Wrapper)) else model
 
 
 def put(model: nn.Module, device: torch.device) -> None:
@@ -97,7 +103,7 @@ def unwrap(model: nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compi
     also returns what was compiled. Compiling a prepared model wraps the wrapper, which is taken off in any case.
     """
     inner: Any = engine(model)
-    while isinstance(inner, (DistributedDataParallel, nn.DataParallel)):
+    while isinstance(inner, (DistributedDataParallel, nn.DataParallel, Wrapper)):
         inner = inner.module
     if not keep_torch_compile:
         inner = getattr(inner, "_orig_mod", inner)

@@ -8,6 +8,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from accelkit.runtime import structure
+from accelkit.runtime.errors import UnsupportedError
 from accelkit.runtime.gradients import GradientState
 from accelkit.runtime.precision import LossScaler
 from accelkit.runtime.state import PartialState
@@ -35,6 +36,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._skips_by_itself = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         """Whether the optimizer's kernel looks for overflows, so that its `step` is called in any case."""
         self._overflows: tuple[torch.Tensor, ...] = ()
+        self.steps: Any = None
+        """What steps in the optimizer's place (`strategies.base.Steps`); None: it does itself."""
         if scaler is not None:
             optimizer.register_step_post_hook(self._note_step)
         if device_placement and optimizer.state:
@@ -107,7 +110,9 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"`set_to_none` for zero_grad is not supported by {type(self.optimizer).__name__}")
         if not self.gradient_state.sync_gradients:
             return
-        if self._takes_set_to_none:
+        if self.steps is not None:
+            self.steps.zero_grad()
+        elif self._takes_set_to_none:
             self.optimizer.zero_grad(set_to_none=True if set_to_none is None else set_to_none)
         else:
             self.optimizer.zero_grad()
@@ -117,6 +122,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if not self.gradient_state.sync_gradients:
             self._was_skipped, self._overflows = False, ()
             return None
+        if self.steps is not None:
+            return self._step_elsewhere(closure)
         if self.scaler is None:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         self._has_stepped = False
@@ -127,6 +134,14 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.scaler.update()
         self._was_skipped = not self._has_stepped
         return loss
+
+    def _step_elsewhere(self, closure: Callable[[], Any] | None) -> Any:
+        """Let the strategy step. Raises UnsupportedError for a closure, which its engine would not call."""
+        if closure is not None:
+            raise UnsupportedError(
+                "optimizer.step(closure): this strategy's engine steps without one", hint="use strategy 'ddp' or 'fsdp'"
+            )
+        self._was_skipped = not self.steps.step()
 
     def unscale(self) -> None:
         """Bring gradients back to their true size, once per step; nothing without a scaler."""

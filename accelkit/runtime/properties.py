@@ -23,6 +23,7 @@ from accelkit.runtime.settings import (
 )
 from accelkit.runtime.state import AcceleratorState, PartialState
 from accelkit.runtime.strategies.base import Strategy
+from accelkit.runtime.strategies.deepspeed_plugin import DeepSpeedPlugin
 
 _MULTI_DEVICE = frozenset(
     kind for kind in DistributedType if kind.name.startswith("MULTI_") and kind is not DistributedType.MULTI_CPU
@@ -81,6 +82,12 @@ class AcceleratorProperties(ProcessActions):
     def wait_for_everyone(self) -> None:
         """Return when all ranks have called it."""
         self.operations.barrier()
+
+    @property
+    def deepspeed_plugin(self) -> DeepSpeedPlugin | None:
+        """How DeepSpeed trains, and what each "auto" of its config became; None under other strategies."""
+        plugin = self._strategy.plugin
+        return plugin if isinstance(plugin, DeepSpeedPlugin) else None
 
     # ---- settings -------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class TrainingMethods(ProcessActions):
         """Gradients of `loss`, divided by the number of micro-batches per step (the full one in a short last window, too)."""
         if self.gradient_state.num_steps > 1 and not self._strategy.capabilities.owns_accumulation:
             loss = loss / self.gradient_state.num_steps
-        self._precision.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
+        self._strategy.backward(self._precision.scale(loss), **kwargs)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[Any]:
         """A block around one micro-batch. Gradients of `models` are synchronised where it completes a window, and only there.
@@ -129,6 +129,7 @@ class TrainingMethods(ProcessActions):
         """Let go of everything prepared, and of cached device memory; returns a None per object, to assign them to."""
         for prepared in (self._models, self._optimizers, self._dataloaders, self._schedulers):
             prepared.clear()
+        self._strategy.forget()
         self._accumulation.step = 0
         return release_memory(*objects)
 

@@ -37,12 +37,15 @@ if TYPE_CHECKING:
     from accelkit.runtime.rank_logging import *  # noqa: F403
     from accelkit.runtime.rng import *  # noqa: F403
     from accelkit.runtime.settings import *  # noqa: F403
+    from accelkit.runtime.strategies.deepspeed_plugin import *  # noqa: F403
     from accelkit.runtime.strategies.fsdp_plugin import *  # noqa: F403
     from accelkit.runtime.tensors import *  # noqa: F403
     from accelkit.runtime.tracking import *  # noqa: F403
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "parallelism": ("ParallelismConfig", "TorchContextParallelConfig", "TorchTensorParallelConfig"),
+    "strategies.deepspeed_model": ("DeepSpeedEngineWrapper",),
+    "strategies.deepspeed_plugin": ("DeepSpeedPlugin", "DummyOptim", "DummyScheduler", "HfDeepSpeedConfig"),
     "strategies.fsdp_plugin": ("FullyShardedDataParallelPlugin",),
     "bigmodel.bytesize": (
         "CustomDtype",

@@ -70,7 +70,10 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "torchdata": {
         "accelkit/runtime/data/adopted.py": "makes its loader where a script asks for it",
     },
-    "deepspeed": {"accelkit/runtime/strategies/deepspeed.py": "the strategy that is about it"},
+    "deepspeed": {
+        "accelkit/runtime/strategies/deepspeed.py": "the strategy that is about it",
+        "accelkit/runtime/strategies/deepspeed_model.py": "its part that gathers parameters",
+    },
     "torch_xla": {
         "accelkit/runtime/strategies/xla.py": "the strategy that is about it",
         "accelkit/runtime/xla.py": "the device that is about it",

@@ -1,6 +1,6 @@
 """What must hold of every strategy, in one world. Run once per rank; outcomes by case and check go to a file that the test reads.
 
-python -m tests.distributed.strategy_checks FOLDER
+python -m tests.distributed.strategy_checks FOLDER [deepspeed]
 """
 
 import json
@@ -17,7 +17,19 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accelkit import GradScalerKwargs, PartialState
-from tests.support.strategies import CASES, Case, batch_of, build, compare, optimizer_of, reference, train
+from tests.support.strategies import (
+    CASES,
+    DEEPSPEED_CASES,
+    EXACT,
+    Case,
+    batch_of,
+    build,
+    compare,
+    float32_bound,
+    optimizer_of,
+    reference,
+    train,
+)
 
 
 def check_training(case: Case, size: int, folder: Path) -> None:
@@ -35,8 +47,8 @@ def check_training(case: Case, size: int, folder: Path) -> None:
         else:
             optimizer, model = acc.prepare(optimizer, model)
         found = train(acc, model, optimizer, range(5), clip=0.7, accumulate=accumulate)
-        torch.testing.assert_close(torch.tensor(found), torch.tensor([losses, norms]), rtol=1e-9, atol=1e-11)
-        compare(acc, model, wanted)
+        torch.testing.assert_close(torch.tensor(found), torch.tensor([losses, norms]), **case.near)
+        compare(acc, model, wanted, case.near)
 
 
 def check_ownership(case: Case, size: int, folder: Path) -> None:
@@ -79,7 +91,8 @@ def check_norms_and_values(case: Case, size: int, folder: Path) -> None:
     x, y = batch_of(0)
     nn.functional.mse_loss(plain(x), y).backward()
     acc = case.accelerator(size)
-    model = acc.prepare(build())
+    model = build()
+    model, _ = acc.prepare(model, torch.optim.SGD(model.parameters()))
     x, y, shares = x.to(acc.device), y.to(acc.device), acc._strategy.data_size
     for kind in (1.0, 2.0, 3.0, float("inf")):
         acc.backward(
@@ -87,7 +100,8 @@ def check_norms_and_values(case: Case, size: int, folder: Path) -> None:
         )
         before = acc.clip_grad_norm_(model.parameters(), 1e9, kind)
         wanted = nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None], kind)
-        torch.testing.assert_close(before.cpu(), wanted, rtol=1e-9, atol=0)
+        near = case.near if case.coarse else {"rtol": 1e-9, "atol": 0}
+        torch.testing.assert_close(before.cpu(), wanted, **near)
         acc.clip_grad_norm_(model.parameters(), 0.01, kind)
         torch.testing.assert_close(
             acc.clip_grad_norm_(model.parameters(), 1.0, kind).cpu(), torch.tensor(0.01).double(), rtol=1e-3, atol=0
@@ -96,11 +110,14 @@ def check_norms_and_values(case: Case, size: int, folder: Path) -> None:
     acc.backward(model(x).square().sum())
     acc.clip_grad_value_(model.parameters(), 1e-3)
     largest = acc.clip_grad_norm_(model.parameters(), 1.0, float("inf"))
-    assert float(largest) == 1e-3
+    assert float(largest) == pytest.approx(1e-3, rel=1e-7 if case.coarse else 0)
 
 
 def check_precision(case: Case, size: int, folder: Path) -> None:
-    """Weights stay in full precision, outputs come in it, and what is learned is near; an overflow skips the step on all ranks."""
+    """Weights stay in full precision, outputs come in it, and what is learned is near; an overflow skips the step on all ranks.
+
+    A strategy that keeps weights in the smaller type has them in full precision, too: in its state.
+    """
     x, y = (whole.float() for whole in batch_of(0))
     plain = build().float()
     for precision, near in (("bf16", 0.05), ("fp16", 0.01)):
@@ -108,6 +125,10 @@ def check_precision(case: Case, size: int, folder: Path) -> None:
         given = [*case.make(size).get("kwargs_handlers", []), scaler]
         acc = case.accelerator(size, mixed_precision=precision, kwargs_handlers=given)
         model = build().float()
+        if precision in case.lacks:
+            with pytest.raises(ValueError, match=case.lacks[precision]):
+                acc.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            continue
         model, optimizer = acc.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         inputs, wanted = x.to(acc.device), y.to(acc.device)
         output = model(inputs)
@@ -116,7 +137,8 @@ def check_precision(case: Case, size: int, folder: Path) -> None:
         acc.backward(nn.functional.mse_loss(output, wanted))
         optimizer.step()
         assert not acc.optimizer_step_was_skipped
-        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        kept = acc.get_state_dict(model) if case.casts else dict(model.named_parameters())
+        assert {value.dtype for name, value in kept.items() if name != "shift"} <= {torch.float32}
         if precision == "fp16":
             optimizer.zero_grad()
             acc.backward(
@@ -137,8 +159,8 @@ def check_unused_parameters(case: Case, size: int, folder: Path) -> None:
     model = build(spare=True)
     model, optimizer = acc.prepare(model, optimizer_of(model))
     found, _ = train(acc, model, optimizer, range(3))
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=1e-9, atol=1e-11)
-    compare(acc, model, wanted)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), **case.near)
+    compare(acc, model, wanted, case.near)
 
 
 def check_loaders(case: Case, size: int, folder: Path) -> None:
@@ -185,8 +207,8 @@ def check_round_trip(case: Case, size: int, folder: Path) -> None:
     acc.wait_for_checkpoint()
     acc.load_state(target)
     found, _ = train(acc, model, optimizer, range(3, 6))
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(losses[3:]), rtol=1e-9, atol=1e-11)
-    compare(acc, model, wanted)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(losses[3:]), **case.near)
+    compare(acc, model, wanted, case.near)
     divided = (target / "pytorch_model_fsdp_0").is_dir()
     assert divided == acc._strategy.saves_shards != (target / "model.safetensors").is_file()
 
@@ -201,8 +223,9 @@ def check_z_other_checkpoints(case: Case, size: int, folder: Path) -> None:
         model, optimizer = acc.prepare(model, optimizer_of(model))
         acc.load_state(saved)
         found, _ = train(acc, model, optimizer, range(3, 6))
-        assert found == pytest.approx(losses[3:], rel=1e-9), saved
-        compare(acc, model, wanted)
+        near = float32_bound() if case.coarse or saved.name.startswith("deepspeed") else EXACT
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(losses[3:]), **near, msg=str(saved))
+        compare(acc, model, wanted, near)
     warnings.simplefilter("error")
 
 
@@ -229,4 +252,4 @@ def run(folder: Path, cases: Mapping[str, Case] = CASES, checks: Mapping[str, Ch
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), DEEPSPEED_CASES if sys.argv[2:] == ["deepspeed"] else CASES)

@@ -84,16 +84,18 @@ def _is_bool(kind: Any) -> bool:
 
 
 def _annotation(kind: Any) -> Any:
-    """What typer is told: lists repeat, booleans and whole numbers are themselves, everything else is text that loading checks."""
+    """What typer is told: lists repeat, booleans and numbers are themselves, everything else is text that loading checks."""
     if typing.get_origin(kind) is list:
         return Optional[list[str]]  # noqa: UP045  (typer reads the annotation at run time, on Python 3.10 too)
     if _is_bool(kind):
         return Optional[bool]  # noqa: UP045
+    if float in typing.get_args(kind):
+        return Optional[float]  # noqa: UP045
     return Optional[int] if int in (kind, *typing.get_args(kind)) else Optional[str]  # noqa: UP045
 
 
 def _metavar(kind: Any, described: model.Option) -> str | None:
-    if _is_bool(kind) or int in (kind, *typing.get_args(kind)):
+    if _is_bool(kind) or {int, float} & {kind, *typing.get_args(kind)}:
         return None
     choices = [
         a for k in (kind, *typing.get_args(kind)) if typing.get_origin(k) is typing.Literal for a in typing.get_args(k)

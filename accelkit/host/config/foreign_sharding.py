@@ -20,13 +20,12 @@ _ALWAYS: Final = (
 )  # fmt: skip
 """Nothing is lost without these: they are always so here, or read below."""
 _SHARDING: Final = {"FULL_SHARD": True, "1": True, "SHARD_GRAD_OP": False, "2": False, "TRUE": True, "FALSE": False}
-_DEEPSPEED_DONE: Final = (
-    "zero_stage",
-    "gradient_accumulation_steps",
-    "offload_param_device",
-    "offload_optimizer_device",
-)
-_DEEPSPEED_NOTHING: Final = (None, False, "none", "", "standard")
+_DEEPSPEED_NOTHING: Final = (None, False, "none", "", "auto")
+_DEEPSPEED_LEFT_OUT: Final = ("gradient_accumulation_steps", "deepspeed_multinode_launcher", "msamp_opt_level")
+"""Read apart, about launchers, and about what is off."""
+_DEEPSPEED_ELSEWHERE: Final = {
+    "zero3_init_flag": "a model is divided when it is prepared",
+}
 
 Translated = tuple[dict[str, object], list[str]]
 """Settings by dotted key, and a line for everything that has no counterpart."""
@@ -96,34 +95,23 @@ def _consistent(values: dict[str, object]) -> dict[str, object]:
 
 
 def _deepspeed(block: Mapping[str, Any]) -> Translated:
-    """ZeRO's stages as fully_shard: 3 gives parameters up after forward, 1 and 2 keep them until backward."""
-    stage = block.get("zero_stage", 2)
-    if block.get("deepspeed_config_file"):
-        return {}, [
-            f"deepspeed_config.deepspeed_config_file: {block['deepspeed_config_file']} is not read; say its stage as --strategy fsdp"
-        ]
-    if str(stage) == "0":
+    """Stage 0 is what ddp does; everything else has the same name here."""
+    if str(block.get("zero_stage", 2)) == "0" and not block.get("deepspeed_config_file"):
         return {"run.strategy": "ddp"}, []
-    values: dict[str, object] = {"run.strategy": "fsdp", "run.fsdp_reshard_after_forward": str(stage) == "3"}
+    values: dict[str, object] = {"run.strategy": "deepspeed"}
     left = []
     steps = block.get("gradient_accumulation_steps")
     if isinstance(steps, int) and steps > 1:
         values["run.grad_accum_steps"] = steps
-    for name in ("offload_param_device", "offload_optimizer_device"):
-        if block.get(name) == "cpu":
-            values["run.fsdp_cpu_offload"] = True
-        elif block.get(name) == "nvme":
-            left.append(f"deepspeed_config.{name}: nvme has no counterpart; cpu has: --fsdp-cpu-offload")
-    if block.get("gradient_clipping") not in _DEEPSPEED_NOTHING:
-        left.append("deepspeed_config.gradient_clipping: call accelerator.clip_grad_norm_ in the script")
-    rest = [
-        name
-        for name in block
-        if name not in (*_DEEPSPEED_DONE, "gradient_clipping") and block[name] not in _DEEPSPEED_NOTHING
-    ]
-    named = {"zero3_init_flag": "build the model in init_empty_weights(), and load it with load_checkpoint_in_model",
-             "zero3_save_16bit_model": "save_model always saves the whole model"}  # fmt: skip
-    left += [f"deepspeed_config.{name}: {named.get(name, 'has no counterpart')}" for name in rest]
+    for name, value in block.items():
+        if value in _DEEPSPEED_NOTHING or name in _DEEPSPEED_LEFT_OUT:
+            continue
+        key = f"deepspeed_{name.removeprefix('deepspeed_')}"
+        made, problem = value_of(f"run.{key}", str(value)) if _is_known(key) else (None, "has no counterpart")
+        if problem is None:
+            values[f"run.{key}"] = made
+        else:
+            left.append(f"deepspeed_config.{name}: {_DEEPSPEED_ELSEWHERE.get(name, problem)}")
     return values, left
 
 

@@ -24,6 +24,7 @@ _OF_THE_RUNTIME: Final = {
 }  # fmt: skip
 _WORDS: Final[dict[type, str]] = {
     int: "a whole number",
+    float: "a number",
     str: "a text (in quotes where it looks like a number)",
     bool: "true or false",
     type(None): "nothing",
@@ -208,6 +209,9 @@ def _from_text(kind: Any, text: str) -> object:
     if int in (kind, *typing.get_args(kind)):
         with contextlib.suppress(ValueError):  # what is no number is told of as it stands
             return int(text)
+    if float in typing.get_args(kind):
+        with contextlib.suppress(ValueError):
+            return float(text)
     return text
 
 
@@ -248,7 +252,8 @@ def _misfit(kind: Any, value: object) -> str | None:
     if origin is list:
         good = isinstance(value, list) and all(isinstance(v, str) for v in value)
         return None if good else "a list of texts"
-    return None if type(value) is kind else _WORDS[kind]
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    return None if fits else _WORDS[kind]
 
 
 def _build(values: Mapping[str, Located]) -> Config:

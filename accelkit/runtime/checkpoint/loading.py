@@ -190,7 +190,7 @@ def _show(form: Form) -> str:
 
 def _prepare_optimizer(subjects: Subjects, found: Opened, index: int, load_kwargs: Mapping[str, Any]) -> Apply:
     name, target = names.optimizer(index), subjects.optimizers[index]
-    inner = getattr(target, "optimizer", target)
+    inner = subjects.strategy.form(getattr(target, "optimizer", target))
     saved = objectfile.read(found.path(name), load_kwargs)
     if found.has(f"{names.shards_of_optimizer(index)}/.metadata"):
         saved = shards.read_optimizer(found, index, saved, inner)

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from accelkit.runtime.errors import SettingError, UnsupportedError
+from accelkit.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     import torch
@@ -17,14 +17,9 @@ REGISTRY: Final[dict[str, str]] = {
     "ddp": "accelkit.runtime.strategies.ddp:DDPStrategy",
     "fsdp": "accelkit.runtime.strategies.fsdp:FSDPStrategy",
     "xla": "accelkit.runtime.strategies.xla:XlaStrategy",
+    "deepspeed": "accelkit.runtime.strategies.deepspeed:DeepSpeedStrategy",
 }
 """Name -> module:class, imported when it is asked for."""
-
-
-_OTHERWISE: Final = {
-    "deepspeed": "fsdp shards as ZeRO does (reshard_after_forward=True: stage 3, False: 1 and 2); `kit config import` translates",
-}
-"""Names that users of this API family know, and what there is instead."""
 
 
 _TAKES: Final = {"xla": ("fsdp",)}
@@ -40,8 +35,6 @@ def resolve(name: str, size: int, asked: str | None = None, only: str | None = N
     """
     if name == "auto":
         name = only or asked or ("ddp" if size > 1 else "single")
-    if name in _OTHERWISE:
-        raise UnsupportedError(f"strategy={name!r} is not available in this version", hint=_OTHERWISE[name])
     if name not in REGISTRY:
         raise SettingError(f"strategy={name!r} is not known", hint=f"known are auto, {', '.join(REGISTRY)}")
     if only not in (None, name):

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -17,6 +17,16 @@ Move = Callable[[Any], Any]
 """Gives a batch, elsewhere."""
 NOTHING: AbstractContextManager[None] = nullcontext()
 """A block that does nothing, to be entered any number of times."""
+
+
+class Steps(Protocol):
+    """What steps in the place of an optimizer."""
+
+    def step(self) -> bool:
+        """One step; whether it took place."""
+
+    def zero_grad(self) -> None:
+        """Let go of gradients that no step has used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +49,8 @@ class Strategy(ABC):
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities] = Capabilities()
 
+    plugin: Any = None
+    """The plug-in in force; None where the strategy has none."""
     parallelism: Any = None
     """The layout of ranks (`ParallelismConfig`); None where they are in one dimension."""
     mesh: Any = None
@@ -84,13 +96,32 @@ class Strategy(ABC):
         """The inverse of :meth:`wrap`: exactly the object that was wrapped."""
         return model
 
-    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of an optimizer that is being prepared. Its model may have been wrapped before, or will be later."""
+    def adopt(self, optimizer: torch.optim.Optimizer) -> Steps | None:
+        """Take note of an optimizer that is being prepared. Its model may have been wrapped before, or will be later.
+
+        Returns what steps in its place; None: it does itself.
+        """
+        return None
+
+    def note_loader(self, batch_size: int | None) -> None:
+        """Take note of a loader that is being prepared, by the size of this rank's batches (None: it has none)."""
         return
 
     def mover(self, move: Move | None) -> Move | None:
         """What is done to each batch of a prepared loader, given what puts it on the device; None for nothing."""
         return move
+
+    def complete(self) -> None:
+        """Everything that one call prepares is there. All ranks call it."""
+        return
+
+    def forget(self) -> None:
+        """Let go of what was prepared."""
+        return
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Gradients of a loss that is scaled already, where this side scales it."""
+        loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
     def no_sync(self, models: Iterable[nn.Module]) -> AbstractContextManager[Any]:
         """A block in which backward leaves gradients unsynchronised."""
@@ -131,6 +162,10 @@ class Strategy(ABC):
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:
         """Load what :meth:`live_state` or :meth:`model_state` gave. Tensors of the model's own are filled already. All ranks call it."""
         models.unwrap(model, keep_torch_compile=False).load_state_dict(state, strict=strict)
+
+    def form(self, optimizer: Any) -> Any:
+        """An optimizer's groups, state and defaults as scripts and checkpoints know them."""
+        return optimizer
 
     def live_optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """The optimizer's state as this rank has it."""

@@ -14,15 +14,17 @@ from accelkit.host.config.schema import schema
 from accelkit.runtime.parallelism import ParallelismConfig
 from accelkit.runtime.settings import DistributedDataParallelKwargs, XlaKwargs
 from accelkit.runtime.strategies import REGISTRY
+from accelkit.runtime.strategies.deepspeed_plugin import DeepSpeedPlugin
 from accelkit.runtime.strategies.fsdp_plugin import FullyShardedDataParallelPlugin
 
 PLUGINS = {
     "ddp": DistributedDataParallelKwargs,
     "fsdp": FullyShardedDataParallelPlugin,
+    "deepspeed": DeepSpeedPlugin,
     "parallelism": ParallelismConfig,
     "xla": XlaKwargs,
 }
-SAMPLES = {"bool | None": True, "int | None": 2, "list[str]": ["A", "B"], "str | None": "a.*"}
+SAMPLES = {"bool | None": True, "int | None": 2, "float | None": 1.0, "list[str]": ["A", "B"], "str | None": "a.*"}
 
 
 def load(tmp_path: Path, given: dict[str, object], **environ: str) -> loading.Resolved:
@@ -124,14 +126,27 @@ parallelism_config: {parallelism_config_tp_size: 2, parallelism_config_dp_shard_
         """distributed_type: DEEPSPEED
 deepspeed_config: {zero_stage: 3, offload_param_device: cpu, gradient_accumulation_steps: 4, gradient_clipping: 1.0,
   zero3_init_flag: true, offload_optimizer_device: nvme}""",
-        {"strategy": "fsdp", "fsdp_reshard_after_forward": True, "fsdp_cpu_offload": True, "grad_accum_steps": 4},
-        ["clip_grad_norm_", "init_empty_weights", "nvme"],
+        {
+            "strategy": "deepspeed",
+            "deepspeed_zero_stage": 3,
+            "deepspeed_offload_param_device": "cpu",
+            "deepspeed_offload_optimizer_device": "nvme",
+            "deepspeed_gradient_clipping": 1.0,
+            "grad_accum_steps": 4,
+        },
+        ["divided when it is prepared"],
     ),
     (
         "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 2}}",
-        {"strategy": "fsdp", "fsdp_reshard_after_forward": False},
+        {"strategy": "deepspeed", "deepspeed_zero_stage": 2},
         [],
     ),
+    (
+        "{distributed_type: DEEPSPEED, deepspeed_config: {deepspeed_config_file: ds.json, zero3_init_flag: false}}",
+        {"strategy": "deepspeed", "deepspeed_config_file": "ds.json"},
+        [],
+    ),
+    ("{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 0}}", {"strategy": "ddp"}, []),
 ]
 
 
