@@ -13,21 +13,32 @@ def console() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
     try:
-        if "local" in sys.argv:
-            from accelkit.host.launch import early
-
-            early.guess(sys.argv[1:])
+        _guess(sys.argv[1:])
         from accelkit.host.cli.main import main
 
         main()
     except SystemExit as ended:
         code = ended.code
+    if inquiry := sys.modules.get("accelkit.host.engine.inquiry"):
+        inquiry.forget()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):  # a reader that has gone
             continue
     os._exit(code if isinstance(code, int) else bool(code))
+
+
+def _guess(arguments: list[str]) -> None:
+    """Begin with what takes long, as the command line looks, before that can be read."""
+    if "local" in arguments:
+        from accelkit.host.launch import early
+
+        early.guess(arguments)
+    elif arguments[:1] in (["run"], ["launch"]) and not {"--help", "-h", "--on=local"} & set(arguments):
+        from accelkit.host.engine import inquiry
+
+        inquiry.guess()
 
 
 def _open_streams() -> None:

@@ -16,6 +16,30 @@ from accelkit.host.launch.plan import ImagePlan
 PATIENCE: Final = 10.0
 """Seconds for all answers."""
 
+ABOUT_ENGINE: Final = ("info", "--format", "{{json .}}")
+"""The slowest question: the docker command asks every plug-in who it is."""
+
+_guessed: list[process.Child] = []
+"""That question, asked before anybody could read the command line."""
+
+
+def guess() -> None:
+    """Ask already what a run in containers will want to know of the engine. `forget` ends it where nobody did."""
+    with suppress(KitError):
+        _guessed.append(_child(*ABOUT_ENGINE))
+
+
+def forget() -> None:
+    """End what was guessed and not wanted."""
+    while _guessed:
+        child = _guessed.pop()
+        child.kill_group()
+        child.wait()
+
+
+def _child(*words: str) -> process.Child:
+    return process.Child(["docker", *words], stderr=process.NOWHERE)
+
 
 class Inquiry:
     """Questions about an image and the engine, on their way. Close it whatever happens."""
@@ -25,7 +49,7 @@ class Inquiry:
         self.reference = reference
         self._asked: dict[str, process.Child] = {}
         with suppress(KitError):  # no docker command
-            self._ask("engine", "info", "--format", "{{json .}}")
+            self._asked["engine"] = _guessed.pop() if _guessed else _child(*ABOUT_ENGINE)
             for tag in images.tags_of(reference):
                 self._ask(tag, "image", "inspect", tag)
             if networks:
@@ -61,7 +85,7 @@ class Inquiry:
         self._asked.clear()
 
     def _ask(self, name: str, *words: str) -> None:
-        self._asked[name] = process.Child(["docker", *words], stderr=process.NOWHERE)
+        self._asked[name] = _child(*words)
 
     def _output(self, name: str) -> bytes | None:
         child = self._asked.pop(name, None)

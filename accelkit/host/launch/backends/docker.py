@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelkit.host import process
+from accelkit.host.engine import plugins
 from accelkit.host.errors import EngineError
 from accelkit.host.launch import compose, folders, planning
 from accelkit.host.launch.events import EventQueue
@@ -85,7 +86,7 @@ class DockerBackend:
 
     def _compose(self, *words: str) -> list[str]:
         file = Path(self._plan.run_dir) / compose.FILE
-        return ["docker", "compose", "--project-name", compose.project(self._plan.run_id), "--file", str(file), *words]
+        return [*plugins.compose(), "--project-name", compose.project(self._plan.run_id), "--file", str(file), *words]
 
     def _place(self) -> None:
         """Make network and containers, not started yet."""
@@ -94,7 +95,7 @@ class DockerBackend:
         output = child.stderr.read() + child.stdout.read()
         code = child.wait()
         self._placing = None
-        if code and process.run(["docker", "compose", "version"]).code:
+        if code and process.run([*plugins.compose(), "version"]).code:
             raise EngineError(
                 "docker has no `compose` command", hint="install Docker's Compose plug-in (docker-compose-plugin)"
             )
