@@ -138,6 +138,11 @@ def master_addr() -> str | None:
     return os.environ.get("MASTER_ADDR") or None
 
 
+def master_port() -> int:
+    """The port of rank 0's store; 0 where the launch says none."""
+    return _integer(os.environ, "MASTER_PORT", 0)
+
+
 def threads_are_set() -> bool:
     """Whether somebody decided the number of threads before the process started."""
     return bool(os.environ.get("OMP_NUM_THREADS"))

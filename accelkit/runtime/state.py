@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from accelkit.runtime import devices, env, machine
+from accelkit.runtime import devices, env, machine, ports
 from accelkit.runtime.collectives.local import LocalCollectives
 from accelkit.runtime.collectives.nested import NestedCollectives
 from accelkit.runtime.collectives.torch_dist import CopyingCollectives, TorchCollectives
@@ -111,6 +111,8 @@ class PartialState(ProcessActions):
             arguments |= {"store": _lone_store(), "rank": 0, "world_size": 1}
         elif init_method is not None:
             arguments |= {"init_method": init_method, "rank": self.world.rank, "world_size": self.world.size}
+        elif self.world.rank > 0:
+            _await_rank_0((timeout or _LIMIT).total_seconds())
         dist.init_process_group(**arguments)
 
     def destroy_process_group(self, group: Any = None) -> None:
@@ -305,6 +307,8 @@ def is_initialized() -> bool:
     return AcceleratorState.current() is not None
 
 
+_PATIENCE_FOR_RANK_0: Final = 10.0
+"""Seconds that a rank looks for the store of rank 0 before it leaves that to torch."""
 _LIMIT: Final = timedelta(minutes=30)
 """How long ranks wait for each other where nothing is said: gloo's own."""
 _PLACE: Final = ("num_processes", "process_index", "local_process_index", "device")
@@ -330,6 +334,13 @@ def _adopted_world() -> env.World | None:
         return None
     told = env.read_world()
     return env.World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=told.local_rank)
+
+
+def _await_rank_0(limit: float) -> None:
+    """Until rank 0 listens for the others, but not for long: torch tells what is wrong. `limit`: of the group, in seconds."""
+    address, port = env.master_addr(), env.master_port()
+    if address and port:
+        ports.await_listener(address, port, min(limit / 4, _PATIENCE_FOR_RANK_0))
 
 
 def _carrier(kind: devices.Kind) -> TorchCollectives:
