@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -371,3 +372,16 @@ def test_clean_says_what_was_left_and_of_whom(tmp_path: Path) -> None:
     run_id = runs(tmp_path)[0]["run_id"]
     assert f"removed what was left of {run_id} (2 runs looked at)" in kit("runs", "clean", cwd=tmp_path).err
     assert kit("runs", "show", run_id.split("-")[1], cwd=tmp_path).out.split()[1] == run_id
+
+
+def test_show_tells_how_a_run_was_started(tmp_path: Path) -> None:
+    """`kit runs show` says when a run began, how long it took and what settings it had; not those that nobody gave."""
+    (tmp_path / "s.py").write_text("")
+    assert kit("run", "--on", "local", "--seed", "7", "--deterministic", "s.py", cwd=tmp_path).code == 0
+    shown = dict(line.split(maxsplit=1) for line in kit("runs", "show", "last", cwd=tmp_path).out.splitlines())
+    assert shown["seed"] == "7"
+    assert shown["deterministic"] == "yes"
+    assert shown["strategy"] == "auto"
+    assert re.fullmatch(r"\d\d-\d\d \d\d:\d\d", shown["started"])
+    assert re.fullmatch(r"[\d.]+ s", shown["took"])
+    assert "precision" not in shown

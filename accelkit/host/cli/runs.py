@@ -6,6 +6,7 @@ import typer
 
 if TYPE_CHECKING:
     from accelkit.host.runs.differences import Unlike
+    from accelkit.host.runs.record import Record
     from accelkit.host.runs.store import Entry, Store
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -84,15 +85,27 @@ def show(run_id: str = ID, json_: bool = JSON) -> None:
     if json_:
         render.out(codec.dumps(render.masked(codec.to_dict(record))).rstrip())
         return
-    row = _row(store.entry(record.run_id))
-    facts: dict[str, Any] = {
+    facts = _facts(record, _row(store.entry(record.run_id)))
+    width = max(map(len, facts))
+    render.out("\n".join(f"{name.ljust(width)}  {value}" for name, value in facts.items() if value not in (None, "")))
+
+
+def _facts(record: "Record", row: dict[str, Any]) -> dict[str, Any]:
+    """What is shown of a run, by its label; nothing is said of what is None or empty."""
+    outcome, settings = record.outcome, record.plan.spec.settings
+    return {
         "run": record.run_id,
         "state": row["state"],
         "exit code": row["exit_code"],
-        "cause": record.outcome.root_cause.message if record.outcome and record.outcome.root_cause else None,
+        "cause": outcome.root_cause.message if outcome and outcome.root_cause else None,
+        **_times(row),
         "command": row["command"],
         "on": record.plan.backend,
         "nodes x ranks": f"{row['nodes']} x {row['procs_per_node']}",
+        "strategy": settings.strategy,
+        "precision": settings.precision,
+        "seed": settings.seed,
+        "deterministic": "yes" if settings.deterministic else None,
         "image": record.image.id if record.image else None,
         "runtime": record.runtime_digest,
         "commit": f"{record.code.commit}{' + changes' if record.code.dirty else ''}"
@@ -103,8 +116,6 @@ def show(run_id: str = ID, json_: bool = JSON) -> None:
         "reproduces": record.reproduces,
         "folder": record.plan.run_dir,
     }
-    width = max(map(len, facts))
-    render.out("\n".join(f"{name.ljust(width)}  {value}" for name, value in facts.items() if value not in (None, "")))
 
 
 @app.command()
