@@ -8,9 +8,10 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Programs that tests start take SIGHUP as programs do, also where the tests themselves were started by `nohup`."""
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, lambda *_: None)  # unlike an ignored signal, a handler is not inherited
+    """Programs that tests start take SIGHUP and SIGINT as programs do, also where the tests were started by `nohup` or with `&`."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # unlike an ignored signal, a handler is not inherited
 
 
 @pytest.fixture(autouse=True)
