@@ -2,11 +2,13 @@
 
     python bench/containers.py [ROUNDS]
 
-Two ranks of the image `accelkit-cpu` import torch, form a gloo group and reduce one number: started by kit, and by hand as two
-processes in one container with the same limits. Needs an engine and the image (ci/build-cpu).
+Two jobs of two ranks each in the image `accelkit-cpu`, started by kit, and by hand as two processes in one container with the same
+limits: the smallest one (import torch, form a gloo group, reduce one number), and examples/digits.py from start to checkpoint.
+Needs an engine and the image (ci/build-cpu).
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from measure import BIN, Spread, command, environment, headline, interleave, paired, show
+from measure import BIN, ROOT, Spread, command, environment, headline, interleave, paired, show, timed
 
 IMAGE = "accelkit-cpu:latest"
 HELLO = """import os, time
@@ -29,11 +31,12 @@ if dist.get_rank() == 0:
         file.write(str(time.time()))
 dist.destroy_process_group()
 """
-BY_HAND = "for r in 0 1; do RANK=$r LOCAL_RANK=$r python hello.py & done; wait"
+BY_HAND = "RANK=0 LOCAL_RANK=0 python {script} & RANK=1 LOCAL_RANK=1 python {script} && wait $!"
+RUNTIME = "/opt/runtime"
 SLEEPS = "import os, time; open('up' + os.environ['RANK'], 'w').close(); time.sleep(600)"
 
 
-def by_hand(folder: Path) -> None:
+def by_hand(folder: Path, script: str) -> None:
     """The same two ranks in one container, without kit."""
     variables = {
         "MASTER_ADDR": "127.0.0.1",
@@ -41,11 +44,13 @@ def by_hand(folder: Path) -> None:
         "WORLD_SIZE": "2",
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": RUNTIME,
     }
     options = [f"--env={name}={value}" for name, value in variables.items()]
     command(
         ["docker", "run", "--rm", "--init", "--cap-drop=ALL", "--shm-size=1g", f"--user={os.getuid()}:{os.getgid()}",
-         f"--volume={folder}:{folder}", f"--workdir={folder}", *options, IMAGE, "sh", "-c", BY_HAND],
+         f"--volume={folder}:{folder}", f"--volume={ROOT / 'accelkit'}:{RUNTIME}/accelkit:ro", f"--workdir={folder}", *options, IMAGE,
+         "sh", "-c", BY_HAND.format(script=script)],
     )  # fmt: skip
 
 
@@ -69,6 +74,21 @@ def interrupted(folder: Path, nodes: int) -> float:
     return took
 
 
+def digits(folder: Path, rounds: int) -> None:
+    """A real job, from its start to its checkpoint."""
+    shutil.copy(ROOT / "examples" / "digits.py", folder)
+    sides: dict[str, Callable[[], None]] = {
+        "docker run by hand": lambda: by_hand(folder, "digits.py"),
+        "kit run --image cpu": lambda: command(
+            [BIN / "kit", "run", "--image", "cpu", "--procs-per-node", "2", "digits.py"], cwd=folder
+        ),
+    }
+    samples = interleave({name: timed(work) for name, work in sides.items()}, rounds)
+    for name, seconds in samples.items():
+        show(f"examples/digits.py, {name}", Spread.of(seconds), " s")
+    show("kit / docker run, examples/digits.py", paired(*reversed(samples.values())), "", 1.15)
+
+
 def main() -> None:
     """Measure and print."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
@@ -76,7 +96,7 @@ def main() -> None:
     (folder / "hello.py").write_text(HELLO)
     (folder / "sleeps.py").write_text(SLEEPS)
     works: dict[str, Callable[[], None]] = {
-        "docker run by hand": lambda: by_hand(folder),
+        "docker run by hand": lambda: by_hand(folder, "hello.py"),
         "kit run --image cpu": lambda: command(
             [BIN / "kit", "run", "--image", "cpu", "--procs-per-node", "2", "hello.py"], cwd=folder
         ),
@@ -101,6 +121,7 @@ def main() -> None:
         show(f"{name}: start to end", Spread.of(seconds), " s")
         show(f"{name}: until the first collective", Spread.of(reduced[name][-rounds:]), " s")
     show("kit / docker run", paired(samples["kit run --image cpu"], samples["docker run by hand"]), "", 1.15)
+    digits(folder, rounds)
     for nodes in (1, 2):
         show(f"Ctrl-C to clean, {nodes} node(s)", Spread.of([interrupted(folder, nodes) for _ in range(3)]), " s", 10)
 

@@ -16,7 +16,8 @@ SIDES = {
     "typer": [*PYTHON, TYPER, "--help"],
     "import torch": [*PYTHON, "import torch"],
     "import accelkit": [*PYTHON, "import accelkit"],
-    "import torch, accelkit": [*PYTHON, "import torch; from accelkit import Accelerator"],
+    "import torch, accelkit": [*PYTHON, "import torch; import accelkit"],
+    "import torch, Accelerator": [*PYTHON, "import torch; from accelkit import Accelerator"],
     "kit --help": [BIN / "kit", "--help"],
     "kit run --help": [BIN / "kit", "run", "--help"],
     "kit config --help": [BIN / "kit", "config", "--help"],
@@ -30,6 +31,7 @@ PAIRS = (
     ("kit config --help", "accelerate config --help", 0.10),
     ("kit --help", "typer", 1.5),
     ("import torch, accelkit", "import torch", 1.03),
+    ("import torch, Accelerator", "import torch", 1.20),
 )
 
 
