@@ -126,7 +126,7 @@ def worker(accumulate: int, rounds: int) -> None:
 
 def main() -> None:
     """Measure and print."""
-    rounds = sys.argv[1] if len(sys.argv) > 1 else "12"
+    rounds = sys.argv[1] if len(sys.argv) > 1 else "20"
     headline("a step of a tiny network, 8 samples a rank")
     for size, accumulate in CASES:
         samples: Any = ranks(__file__, ["--worker", str(accumulate), rounds], size)

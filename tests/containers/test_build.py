@@ -39,6 +39,43 @@ def test_a_second_build_does_nothing(tmp_path: Path) -> None:
     assert float(found[1]) < 2.0
 
 
+def test_an_image_that_is_replaced_stays_for_the_runs_that_used_it(tmp_path: Path, tag: str) -> None:
+    """Another project's build under the same tag: the image before keeps a tag, its run is reproduced, its build needs no second one."""
+    (tmp_path / "more.txt").write_text("six==1.16.0\n")
+    (tmp_path / "s.py").write_text("import os\nopen(os.environ['KIT_OUTPUT_DIR'] + '/o', 'w').write('x')")
+    first = command([*BUILD, "--tag", tag], cwd=tmp_path)
+    ran = kit("run", "--image", tag, "s.py", cwd=tmp_path)
+    second = command([*BUILD, "--tag", tag, "--requirements", str(tmp_path / "more.txt")], cwd=tmp_path)
+    kept = re.search(rf"as ({tag.partition(':')[0]}:[0-9a-f]{{12}}) ", second.err)
+    assert kept, second.err
+    try:
+        refused = kit("reproduce", "last", cwd=tmp_path)
+        allowed = kit("reproduce", "last", "--verify", "--allow", "image", cwd=tmp_path)
+        back = command([*BUILD, "--tag", tag], cwd=tmp_path)
+        other = re.search(r"as (\S+:[0-9a-f]{12}) ", back.err)
+        agreed = kit("reproduce", "last", "--verify", cwd=tmp_path)
+    finally:
+        names = [kept[1], *([other[1]] if other else [])]
+        subprocess.run(["docker", "rmi", "--force", *names], capture_output=True, check=False)
+
+    assert [done.code for done in (first, ran, second, allowed, back, agreed)] == [0] * 6, allowed.err + back.err
+    assert refused.code == 1
+    assert "the engine still has the recorded image" in refused.err
+    assert "up to date" in back.out, "its image was found and got its tag again"
+    assert other, back.err
+
+
+def test_a_build_that_fails_leaves_no_other_tag(tmp_path: Path, tag: str) -> None:
+    """The image is held while something is built; nothing is replaced, so nothing more is there afterwards."""
+    subprocess.run(["docker", "tag", IMAGE, tag], check=True)
+    (tmp_path / "bad.txt").write_text("no-such-package-of-anybody==1.2.3\n")
+    done = command([*BUILD, "--requirements", str(tmp_path / "bad.txt"), "--tag", tag, "--no-cache"], cwd=tmp_path)
+    listed = ["docker", "images", "--format", "{{.Tag}}", tag.partition(":")[0]]
+
+    assert done.code == 125
+    assert subprocess.check_output(listed, text=True).split() == ["latest"]
+
+
 def test_packages_that_do_not_resolve_are_named_before_anything_is_built(tmp_path: Path, tag: str) -> None:
     """A package that does not exist: uv's own words; no image, no half of one."""
     (tmp_path / "bad.txt").write_text("no-such-package-of-anybody==1.2.3\n")

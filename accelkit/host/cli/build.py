@@ -112,6 +112,8 @@ def _build(decided: "BuildPlan", *, force: bool, sbom: Path | None) -> None:
         documents.write(sbom, decided.name, built.locked, built.id or None)
     for line in _layers(built):
         render.note(line)
+    if built.kept_as is not None:
+        render.note(f"the image before is kept for the runs that used it, as {built.kept_as} (docker rmi frees it)")
     render.out(summary(built))
 
 

@@ -78,6 +78,21 @@ def _tell(differences: "list[Difference]") -> None:
         render.note(f"files here are not as recorded; the recorded ones run, yours stay as they are:\n  {lines}")
 
 
+def _way_on(refused: "list[Difference]", record: "Record", ready: "Again") -> str:
+    """What to type where a difference stopped the reproduction."""
+    from accelkit.host.runs import replay
+
+    kinds = ",".join(sorted({d.kind for d in refused}))
+    on = f"to go on all the same: --allow {kinds}"
+    image = next((d for d in refused if d.kind == "image"), None)
+    if image is None:
+        return on
+    if image.now == replay.NOT_THERE:
+        return f"build it again from what it was built from (kit build --locked); {on}"
+    here = record.image is not None and ready.request.config.image == record.image.id
+    return f"the engine still has the recorded image, which is what would run; {on}" if here else on
+
+
 def _go(record: "Record", ready: "Again", guard: Any, *, verify: bool, allowed: set[str], dry_run: bool) -> int:
     from accelkit.host import render
     from accelkit.host.cli.run import finish
@@ -90,12 +105,7 @@ def _go(record: "Record", ready: "Again", guard: Any, *, verify: bool, allowed: 
     _tell(ready.differences)
     refused = replay.refused(ready.differences, allowed)
     if refused:
-        kinds = ",".join(sorted({d.kind for d in refused}))
-        gone = any(d.kind == "image" and d.now == replay.NOT_THERE for d in refused)
-        again_hint = "build it again from what it was built from (kit build --locked); " if gone else ""
-        raise DifferenceError(
-            f"not as recorded: {refused[0]}", hint=f"{again_hint}to go on all the same: --allow {kinds}"
-        )
+        raise DifferenceError(f"not as recorded: {refused[0]}", hint=_way_on(refused, record, ready))
     if dry_run:
         prepared = requests.prepare(ready.request)
         api.release(prepared)

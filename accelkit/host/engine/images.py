@@ -50,5 +50,7 @@ def subnets_of(networks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 def devices_of(info: Mapping[str, Any]) -> EngineDevices:
     """What the engine can pass to containers, from what it tells of itself."""
     return EngineDevices(
-        runtimes=tuple(sorted(info.get("Runtimes") or ())), cdi_folders=tuple(info.get("CDISpecDirs") or ())
+        runtimes=tuple(sorted(info.get("Runtimes") or ())),
+        cdi_folders=tuple(info.get("CDISpecDirs") or ()),
+        cpus=info.get("NCPU"),
     )

@@ -7,6 +7,7 @@ keeps out of the history, and only stages that do not stay see them.
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,7 @@ from accelkit.host import paths, process
 from accelkit.host.engine import client as engine
 from accelkit.host.engine import images
 from accelkit.host.errors import BuildError, ImageNotFound
-from accelkit.host.image import catalogue, contexts, progress
+from accelkit.host.image import catalogue, contexts, kept, progress
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import LockedImage
 from accelkit.host.image.output import Output
@@ -80,6 +81,8 @@ class Built:
     """False when nothing had changed."""
     size_before: int | None = None
     """Bytes of the image that had this tag before."""
+    kept_as: str | None = None
+    """What that image is called now, where it is another one."""
     steps: tuple[progress.Step, ...] = ()
     locked: LockedImage | None = None
     """What was installed; None when nothing was built."""
@@ -100,25 +103,39 @@ def build(decided: BuildPlan, show: Callable[[str], None], *, force: bool = Fals
     """Build, unless the tag already is this very build. `show` gets each line of BuildKit's progress. Raises BuildError."""
     started = time.monotonic()
     client = engine.connect()
-    before = _find(decided, client)
-    if before is not None and before.digest == decided.digest and not force and decided.options.output.to_engine:
-        seconds = time.monotonic() - started
-        return Built(tag=decided.tag, id=before.id, size=before.size, seconds=seconds, fresh=False)
-    locked = decided.locked or resolve(decided.inputs)
-    steps = _run(replace(decided, locked=locked), show)
-    found = _find(decided, client) if decided.options.output.to_engine else None
-    if found is None and decided.options.output.to_engine:
+    to_engine = decided.options.output.to_engine
+    before = _find(decided.tag, client)
+    locked, steps = None, tuple[progress.Step, ...]()
+    with kept.keeping(client, decided.tag, before.id) if before and to_engine else nullcontext(None) as kept_as:
+        there = to_engine and not force and _is_there(decided, before, client)
+        if not there:
+            locked = decided.locked or resolve(decided.inputs)
+            steps = _run(replace(decided, locked=locked), show)
+    found = _find(decided.tag, client) if to_engine else None
+    if found is None and to_engine:
         raise BuildError(f"{decided.tag}: built, but the engine has no such image", hint="docker images")
     return Built(
         tag=decided.tag if found else decided.options.output.place,
         id=found.id if found else "",
         size=found.size if found else decided.options.output.size,
         seconds=time.monotonic() - started,
-        fresh=True,
+        fresh=not there,
         size_before=before.size if before else None,
+        kept_as=kept_as if before and found and found.id != before.id else None,
         steps=steps,
         locked=locked,
     )
+
+
+def _is_there(decided: BuildPlan, before: "_Found | None", client: "DockerClient") -> bool:
+    """Whether this very build is on the engine already, under its tag or (which then gets the tag back) another."""
+    if before is not None and before.digest == decided.digest:
+        return True
+    same = kept.find(client, decided.tag, decided.digest)
+    if same is not None:
+        with engine.engine_errors(f"tagging {decided.tag}"):
+            same.tag(decided.tag)
+    return same is not None
 
 
 def argv(decided: BuildPlan) -> list[str]:
@@ -191,11 +208,11 @@ class _Found:
     digest: str
 
 
-def _find(decided: BuildPlan, client: "DockerClient") -> _Found | None:
+def _find(tag: str, client: "DockerClient") -> _Found | None:
     """What the tag is today."""
     with engine.engine_errors("looking for the image"):
         try:
-            found = engine.find_image(client, decided.tag)
+            found = engine.find_image(client, tag)
         except ImageNotFound:
             return None
         image = client.images.get(found.id)

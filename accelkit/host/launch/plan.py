@@ -58,6 +58,8 @@ class EngineDevices:
     runtimes: tuple[str, ...] = ()
     cdi_folders: tuple[str, ...] = ()
     """Where it looks for CDI specifications; empty where it knows no CDI."""
+    cpus: int | None = None
+    """CPUs of its machine."""
 
 
 @data

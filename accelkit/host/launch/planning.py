@@ -105,6 +105,7 @@ def plan_docker(
     mounts = _mounts(config, place, engine.image, user[0])
     check_program(program, place.workdir, mounts, place.shown_workdir)
     devices.check_strategy(engine.image, config.strategy)
+    _check_cpus(config, engine.devices)
     given = devices.decide(
         engine.image, topo.nodes, topo.gpus, machine, engine.devices, environment.asked(config.env, place.environ),
         wanted=config.gpus is None or syntax.parse_gpus(config.gpus) != 0,
@@ -250,6 +251,15 @@ def _container(
         devices=given,
         secrets=secrets.plan(place.run_id, config.secret),
     )
+
+
+def _check_cpus(config: RunConfig, there: EngineDevices) -> None:
+    """Raise UsageError where a container would be given more CPUs than the engine's machine has, which no engine starts."""
+    if config.cpus and there.cpus and syntax.parse_cpus(config.cpus) > there.cpus:
+        raise UsageError(
+            f"--cpus {config.cpus}: the engine's machine has {there.cpus}",
+            hint=f"--cpus {there.cpus} or less; without it a node may use all",
+        )
 
 
 def _mounts(config: RunConfig, place: Place, image: ImagePlan, uid: int) -> tuple[Mount, ...]:
