@@ -271,14 +271,16 @@ class Accelerator(AcceleratorProperties, TrainingMethods, CommunicationMethods, 
         held = getattr(scheduler, "optimizer", None)
         prepared: list[AcceleratedOptimizer] = self._optimizers.objects
         mine = [optimizer for optimizer in prepared if held is optimizer or held is optimizer.optimizer]
+        once = self.split_batches or self.step_scheduler_once
         made = AcceleratedScheduler(
             scheduler,
             mine or prepared,
             step_with_optimizer=self.step_scheduler_with_optimizer,
-            split_batches=self.split_batches or self.step_scheduler_once,
+            split_batches=once,
             num_processes=self._strategy.data_size,
         )
         self._schedulers.add(scheduler, made)
+        self._strategy.note_scheduler(scheduler, 1 if once else self._strategy.data_size)
         return made
 
     def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:

@@ -15,8 +15,9 @@ class AcceleratedScheduler:
 
     Tied to its optimizers (the default), `step` does nothing while micro-batches are accumulated or when an optimizer's step
     was skipped. Otherwise it moves once per rank, because a schedule is written for the loop of one process over all
-    batches, and each step of n ranks is n of those; with `split_batches` once. It never moves past the scheduler's `total_steps`.
-    A schedule that follows a metric moves once at every call. All other attributes are the inner scheduler's.
+    batches, and each step of n ranks is n of those; with `split_batches` once, and so a schedule that says `moves_once`.
+    It never moves past the scheduler's `total_steps`. A schedule that follows a metric moves once at every call. All other
+    attributes are the inner scheduler's.
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class AcceleratedScheduler:
         self.optimizers = [optimizers] if isinstance(optimizers, AcceleratedOptimizer) else list(optimizers)
         self.step_with_optimizer = step_with_optimizer and not isinstance(scheduler, ReduceLROnPlateau)
         self.gradient_state = GradientState()
-        self._repeats = 1 if split_batches else num_processes or PartialState().num_processes
+        once = split_batches or getattr(scheduler, "moves_once", False)
+        self._repeats = 1 if once else num_processes or PartialState().num_processes
         self._total = getattr(scheduler, "total_steps", None)
 
     def __getattr__(self, name: str) -> Any:

@@ -107,6 +107,10 @@ class Strategy(ABC):
         """Take note of a loader that is being prepared, by the size of this rank's batches (None: it has none)."""
         return
 
+    def note_scheduler(self, scheduler: Any, repeats: int) -> None:
+        """Take note of a schedule that is being prepared; `repeats`: steps of one process's loop that a step of this run is."""
+        return
+
     def mover(self, move: Move | None) -> Move | None:
         """What is done to each batch of a prepared loader, given what puts it on the device; None for nothing."""
         return move

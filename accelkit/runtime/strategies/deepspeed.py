@@ -15,18 +15,18 @@ from torch import nn
 
 from accelkit.runtime import models
 from accelkit.runtime.environment import provide
-from accelkit.runtime.errors import MissingPackageError, SettingError, UnsupportedError
+from accelkit.runtime.errors import SettingError, UnsupportedError
 from accelkit.runtime.gradients import GradientState
 from accelkit.runtime.settings import DistributedType, Handlers
 from accelkit.runtime.state import PartialState
-from accelkit.runtime.strategies import deepspeed_config, deepspeed_plugin
+from accelkit.runtime.strategies import deepspeed_config, deepspeed_library, deepspeed_plugin
 from accelkit.runtime.strategies.base import NOTHING, Capabilities, Steps, Strategy
 from accelkit.runtime.strategies.deepspeed_model import DeepSpeedEngineWrapper, Training
 from accelkit.runtime.strategies.deepspeed_parts import total_norm
-from accelkit.runtime.strategies.deepspeed_plugin import DeepSpeedPlugin, DummyOptim
+from accelkit.runtime.strategies.deepspeed_plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
+from accelkit.runtime.strategies.deepspeed_schedule import Noted
 
 _log = logging.getLogger(__name__)
-OLDEST: Final = (0, 18)
 _PRECISIONS: Final = {None: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -38,7 +38,7 @@ class DeepSpeedStrategy(Strategy):
 
     def __init__(self, state: PartialState, handlers: Handlers, dtype: torch.dtype | None = None) -> None:
         super().__init__(state, handlers, dtype)
-        self._library = _library()
+        self._library = deepspeed_library.load()
         state.start_group()
         provide(LOCAL_RANK=state.local_process_index)  # DeepSpeed reads it; no launcher has set it under plain python
         self._fit_device()
@@ -47,6 +47,7 @@ class DeepSpeedStrategy(Strategy):
         self._trainings: list[Training] = []
         self._waiting: list[_Waiting] = []
         self._batches: list[int] = []
+        self._schedules: list[Noted] = []
 
     def _fit_device(self) -> None:
         """Raise UnsupportedError where DeepSpeed would compute on another device than this run."""
@@ -104,6 +105,15 @@ class DeepSpeedStrategy(Strategy):
         if batch_size is not None:
             self._batches.append(batch_size)
 
+    def note_scheduler(self, scheduler: Any, repeats: int) -> None:
+        """Take note of a stand-in for a schedule; where its engine is there already, it gets its schedule now."""
+        if isinstance(scheduler, DummyScheduler):
+            noted = Noted(scheduler, repeats)
+            self._schedules.append(noted)
+            for one in self._trainings:
+                if one.engine is not None and noted.is_of(one.optimizer):
+                    noted.fill(one.engine, one.optimizer)
+
     def complete(self) -> None:
         """Make the engines for which everything is there."""
         for training in self._trainings:
@@ -114,7 +124,7 @@ class DeepSpeedStrategy(Strategy):
         for training in self._trainings:
             if training.engine is not None:
                 training.engine.destroy()
-        self._trainings, self._waiting, self._batches = [], [], []
+        self._trainings, self._waiting, self._batches, self._schedules = [], [], [], []
 
     def _start(self, training: Training) -> Any:
         """DeepSpeed's engine for a model and its optimizer."""
@@ -137,7 +147,8 @@ class DeepSpeedStrategy(Strategy):
         model = training.model
         if not _is_divided(model):
             model.to(self.state.device)
-        with warnings.catch_warnings(), redirect_stdout(StringIO()) as printed, _compiling():
+        deepspeed_library.keep_whole(model, config, self.plugin.transformer_moe_cls_names)
+        with warnings.catch_warnings(), redirect_stdout(StringIO()) as printed, deepspeed_library.compiling():
             warnings.simplefilter("ignore")  # of DeepSpeed's own making
             engine, *_ = self._library.initialize(
                 model=model,
@@ -149,7 +160,13 @@ class DeepSpeedStrategy(Strategy):
         _log.info(printed.getvalue().strip())
         if stands_in:
             training.optimizer.param_groups = engine.optimizer.optimizer.param_groups
+            training.optimizer._opt_called = True  # noqa: SLF001  (torch's schedules warn about the order of calls by it)
+        for noted in self._of_schedule(training):
+            noted.fill(engine, training.optimizer)
         return engine
+
+    def _of_schedule(self, training: Training) -> list[Noted]:
+        return [one for one in self._schedules if one.is_of(training.optimizer)]
 
     def _facts(self, training: Training) -> deepspeed_config.Facts:
         shape = getattr(training.model, "config", None)
@@ -163,6 +180,7 @@ class DeepSpeedStrategy(Strategy):
             batches=tuple(self._batches),
             hidden=hidden if isinstance(hidden, int) else None,
             optimizer=known,
+            scheduler={name: value for one in self._of_schedule(training) for name, value in one.values().items()},
         )
 
     # ---- the step -------------------------------------------------------------------------------------------------
@@ -315,52 +333,6 @@ class _Waiting:
         """Let go of gradients that no step has used."""
         if self.training is not None:
             self.training.zero_grad()
-
-
-def _library() -> Any:
-    """DeepSpeed. Raises MissingPackageError where it is missing, UnsupportedError where it is too old."""
-    try:
-        import deepspeed
-    except ImportError as error:
-        raise MissingPackageError(
-            f"strategy 'deepspeed' needs the package deepspeed ({error})",
-            hint="pip install deepspeed; in an image, add deepspeed to its requirements: kit build NAME --requirements FILE",
-        ) from error
-    version = tuple(int(part) for part in deepspeed.__version__.split("+")[0].split(".")[:2])
-    if version < OLDEST:
-        raise UnsupportedError(
-            f"deepspeed {deepspeed.__version__} is too old",
-            hint=f"pip install 'deepspeed>={'.'.join(map(str, OLDEST))}'",
-        )
-    _quieten()
-    return deepspeed
-
-
-def _quieten() -> None:
-    """Leave out what DeepSpeed says whatever a script does: what it has built, names that torch gives up, optimizers it has no list of."""
-    logger = logging.getLogger("DeepSpeed")
-    logger.setLevel(logging.WARNING)
-    if _is_news not in logger.filters:
-        logger.addFilter(_is_news)
-    warnings.filterwarnings("ignore", "`torch.distributed.", FutureWarning, r"torch\.distributed")
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return "untested optimizer" not in record.getMessage()
-
-
-@contextmanager
-def _compiling() -> Iterator[None]:
-    """A block in which DeepSpeed may compile. Raises UnsupportedError where the machine cannot."""
-    try:
-        yield
-    except (RuntimeError, OSError) as error:
-        if "JIT load" in str(error) or "ninja" in str(error).lower() or "Error building extension" in str(error):
-            raise UnsupportedError(
-                f"DeepSpeed could not compile one of its parts: {error}",
-                hint="it needs ninja and a C++ compiler: pip install ninja, and on Debian and Ubuntu apt-get install g++",
-            ) from error
-        raise
 
 
 def _is_divided(model: nn.Module) -> bool:

@@ -47,7 +47,7 @@ class DeepSpeedPlugin(KwargsHandler):
     zero3_save_16bit_model: bool | None = None
     """Stage 3: what the engine's own `save_16bit_model` may do. `save_model` gathers in any case."""
     transformer_moe_cls_names: str | None = None
-    """Classes, with commas, that stage 3 gathers as one."""
+    """Classes of the model, with commas, that stage 3 gathers as one, whichever of their parts a batch uses (mixtures of experts)."""
     enable_msamp: bool | None = None
     """Refused: MS-AMP is not supported."""
     msamp_opt_level: str | None = None
@@ -225,10 +225,13 @@ class DummyOptim(torch.optim.Optimizer):
 
 
 class DummyScheduler(LRScheduler):
-    """Stands for the schedule that `lr_scheduler_callable` makes of an optimizer, or that DeepSpeed's config describes."""
+    """Stands for the schedule that `lr_scheduler_callable` makes of an optimizer, or that DeepSpeed's config describes.
+
+    Moves once a step of the optimizer on any number of ranks. `total_num_steps` and `warmup_num_steps` are of the loop that one process
+    would make over all data, as for every prepared schedule; they fill the config's "auto".
+    """
 
     moves_once = True
-    """Its lengths are in steps of the optimizer: it moves once a step, on any number of ranks."""
 
     def __init__(
         self,
@@ -249,10 +252,13 @@ class DummyScheduler(LRScheduler):
         self.inner = inner
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Move the schedule on; nothing before there is one."""
-        if self.inner is not None:
-            self.inner.step(*args, **kwargs)
-            self.last_epoch += 1
+        """Move the schedule on. Raises UnsupportedError before it stands for one."""
+        if self.inner is None:
+            raise UnsupportedError(
+                "DummyScheduler moves under strategy 'deepspeed' only", hint="prepare it together with its optimizer"
+            )
+        self.inner.step(*args, **kwargs)
+        self.last_epoch += 1
 
     def get_last_lr(self) -> list[Any]:
         """The rates now in force."""
