@@ -61,7 +61,7 @@ def trained(acc: Accelerator, model: Any, optimizer: Any, schedule: Any, steps: 
 
 
 def check_a_schedule_that_the_script_makes(acc: Accelerator) -> None:
-    """`lr_scheduler_callable` gets the optimizer that steps; its schedule moves once a step on any number of ranks, also for a real optimizer."""
+    """`lr_scheduler_callable` gets the optimizer that steps; its schedule moves once a step on any number of ranks."""
     factors = [1 / (1 + step) for step in range(4)]
     for stage in (1, 2, 3):
         acc = accelerator(DeepSpeedPlugin(zero_stage=stage))
@@ -119,7 +119,8 @@ def check_an_optimizer_of_the_config(acc: Accelerator) -> None:
         model = build()
         optimizer = DummyOptim(model.parameters(), lr=0.02, weight_decay=0.1)
         factors = [0.5**step for step in range(3)]
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step / acc.num_processes))
+        ranks = acc.num_processes
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step, ranks=ranks: 0.5 ** (step / ranks))
         model, optimizer, schedule = acc.prepare(model, optimizer, schedule)
         losses, rates = trained(acc, model, optimizer, schedule, 3)
         assert rates == pytest.approx([0.02 * one for one in factors])
@@ -218,7 +219,7 @@ def check_several_models(acc: Accelerator) -> None:
 
 def check_classes_that_are_gathered_whole(acc: Accelerator) -> None:
     """transformer_moe_cls_names: modules of these classes are leaves for stage 3, training is the same; an unknown class is named."""
-    wanted, losses, norms = reference(3, clip=1e9)
+    wanted, losses, _ = reference(3, clip=1e9)
     acc = accelerator(DeepSpeedPlugin(zero_stage=3, transformer_moe_cls_names="Block"))
     model = build()
     optimizer = torch.optim.AdamW(
