@@ -71,7 +71,7 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
         "accelkit/runtime/data/adopted.py": "makes its loader where a script asks for it",
     },
     "deepspeed": {
-        "accelkit/runtime/strategies/deepspeed.py": "the strategy that is about it",
+        "accelkit/runtime/strategies/deepspeed_library.py": "its part that loads it",
         "accelkit/runtime/strategies/deepspeed_model.py": "its part that gathers parameters",
     },
     "torch_xla": {

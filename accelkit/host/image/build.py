@@ -7,7 +7,6 @@ keeps out of the history, and only stages that do not stay see them.
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -103,28 +102,34 @@ def build(decided: BuildPlan, show: Callable[[str], None], *, force: bool = Fals
     """Build, unless the tag already is this very build. `show` gets each line of BuildKit's progress. Raises BuildError."""
     started = time.monotonic()
     client = engine.connect()
-    to_engine = decided.options.output.to_engine
+    output = decided.options.output
+    if not output.to_engine:
+        locked, steps = _made(decided, show)
+        seconds = time.monotonic() - started
+        return Built(tag=output.place, id="", size=output.size, seconds=seconds, fresh=True, steps=steps, locked=locked)
     before = _find(decided.tag, client)
-    locked, steps = None, tuple[progress.Step, ...]()
-    with kept.keeping(client, decided.tag, before.id) if before and to_engine else nullcontext(None) as kept_as:
-        there = to_engine and not force and _is_there(decided, before, client)
-        if not there:
-            locked = decided.locked or resolve(decided.inputs)
-            steps = _run(replace(decided, locked=locked), show)
-    found = _find(decided.tag, client) if to_engine else None
-    if found is None and to_engine:
+    with kept.keeping(client, decided.tag, before.id if before else None) as kept_as:
+        there = not force and _is_there(decided, before, client)
+        made = None if there else _made(decided, show)
+    found = _find(decided.tag, client)
+    if found is None:
         raise BuildError(f"{decided.tag}: built, but the engine has no such image", hint="docker images")
     return Built(
-        tag=decided.tag if found else decided.options.output.place,
-        id=found.id if found else "",
-        size=found.size if found else decided.options.output.size,
+        tag=decided.tag,
+        id=found.id,
+        size=found.size,
         seconds=time.monotonic() - started,
         fresh=not there,
         size_before=before.size if before else None,
-        kept_as=kept_as if before and found and found.id != before.id else None,
-        steps=steps,
-        locked=locked,
+        kept_as=kept_as if before and before.id != found.id else None,
+        locked=made[0] if made else None,
+        steps=made[1] if made else (),
     )
+
+
+def _made(decided: BuildPlan, show: Callable[[str], None]) -> tuple[LockedImage, tuple[progress.Step, ...]]:
+    locked = decided.locked or resolve(decided.inputs)
+    return locked, _run(replace(decided, locked=locked), show)
 
 
 def _is_there(decided: BuildPlan, before: "_Found | None", client: "DockerClient") -> bool:

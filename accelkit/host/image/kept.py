@@ -22,22 +22,25 @@ def kept_tag(tag: str, image_id: str) -> str:
 
 
 @contextmanager
-def keeping(client: "DockerClient", tag: str, image_id: str) -> Iterator[str]:
-    """Hold the image that has `tag` now while something is built; yields what it will be called if it is replaced.
+def keeping(client: "DockerClient", tag: str, image_id: str | None) -> Iterator[str | None]:
+    """Hold the image that has `tag` now (None: there is none) while something is built; yields what it will be called if it is replaced.
 
     Where `tag` still is that image at the end (a build that failed, or gave the same), nothing stays.
     """
-    kept = kept_tag(tag, image_id)
-    with engine.engine_errors(f"tagging {kept}"):
-        had = _find(client, kept) is not None
-        client.images.get(image_id).tag(kept)
+    if image_id is None:
+        yield None
+        return
+    name = kept_tag(tag, image_id)
+    with engine.engine_errors(f"tagging {name}"):
+        had = _find(client, name) is not None
+        client.images.get(image_id).tag(name)
     try:
-        yield kept
+        yield name
     finally:
         with engine.engine_errors(f"looking at {tag}"):
             now = _find(client, tag)
             if not had and now is not None and now.id == image_id:
-                client.images.remove(kept, noprune=True)
+                client.images.remove(name, noprune=True)
 
 
 def find(client: "DockerClient", tag: str, digest: str) -> "Image | None":
