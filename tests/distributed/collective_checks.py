@@ -270,6 +270,7 @@ def check_reduce(acc: Accelerator) -> None:
     assert acc.reduce(torch.tensor(me), "mean").dtype.is_floating_point
     assert acc.reduce(torch.tensor(1.0), scale=0.5).item() == size / 2
     expect(SettingError, lambda: acc.reduce(torch.ones(1), "median"))
+    expect(SettingError, lambda: acc.reduce({"a": torch.ones(1), "b": torch.ones(2, dtype=torch.complex64)}, "max"))
 
 
 def check_broadcast(acc: Accelerator) -> None:

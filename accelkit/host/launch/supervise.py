@@ -4,6 +4,7 @@ Every wait has a limit. After a failure the nodes get FAILURE_GRACE seconds to f
 later SIGKILL. A signal to kit skips the first wait; a second signal skips the second.
 """
 
+import signal
 import threading
 import time
 from typing import Final
@@ -127,7 +128,7 @@ class Supervisor:
     def _signalled(self, number: int) -> None:
         if self.signal is None:
             self.signal = number
-            self._screen.note("stopping the run; once more to kill it")
+            self._screen.note(f"stopping the run{'; once more to kill it' if number == signal.SIGINT else ''}")
             self._end("interrupted")
         else:
             self._screen.note("killing the run")

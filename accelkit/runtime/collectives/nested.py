@@ -113,7 +113,8 @@ class NestedCollectives:
     def reduce(self, data: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Tensors reduced over all ranks ("sum", "mean", "max") and multiplied by `scale`; always new tensors.
 
-        A mean of whole numbers is a float; sums of booleans count; all else keeps its type.
+        A mean of whole numbers is a float; sums of booleans count; all else keeps its type. Raises SettingError for the largest of
+        complex numbers.
         """
         if reduction not in REDUCTIONS:
             raise SettingError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
@@ -125,6 +126,8 @@ class NestedCollectives:
             cargo, places = _cargo_of(work, most=frames.room(0))
             self._agree(f"reduce {reduction}", data, packing.signature(pairs), cargo=cargo)
         structure.require_tensors(pairs, "reduce")
+        if reduction == "max" and any(leaf.is_complex() for leaf in leaves):
+            raise SettingError("reduction='max': complex numbers have no order", hint="reduce abs() or real instead")
         if self.carrier.size > 1:
             self._reduce_leaves(work, places, reduction)
         size = self.carrier.size
