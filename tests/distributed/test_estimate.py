@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from accelkit import infer_auto_device_map
 from tests.support.bigmodels import make, save
 from tests.support.kit import kit
 
@@ -53,6 +54,26 @@ def test_what_cannot_be_estimated(tmp_path: Path, words: list[str], message: str
     assert done.code == 2
     assert message in done.err
     assert done.err.count("kit: error") == 1
+
+
+def test_a_folder_of_transformers_is_built_where_it_is_said_where(tmp_path: Path) -> None:
+    """Weights beside a config.json: the headers are quick; with --on the model is built, and the map is that of the runtime, ties kept."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=100, n_positions=64)
+    model = transformers.GPT2LMHeadModel(config)
+    model.save_pretrained(tmp_path / "gpt2")
+    words = ["estimate", "gpt2", "--json", "--max-memory", "0=6KiB,cpu=20KiB", "--dtype", "float32"]
+    quick, built = kit(*words, cwd=tmp_path), kit(*words, "--on", "local", cwd=tmp_path)
+    limits = {0: 6 * 1024, "cpu": 20 * 1024}
+
+    assert "layers are taken from names" in quick.err
+    assert json.loads(quick.out)["needs"][0]["weights"] == json.loads(built.out)["needs"][0]["weights"]
+    wanted = infer_auto_device_map(model, limits, no_split_module_classes=["GPT2Block"])
+    found = json.loads(built.out)["device_map"]
+    places = {name: str(place) for name, place in found.items()}
+    for layer, place in wanted.items():
+        inside = {where for name, where in places.items() if f"{name}.".startswith(f"{layer}.")}
+        assert inside <= {str(place)}, (layer, place, places)
 
 
 def test_what_takes_torch_runs_on_a_rank(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ def estimate(
         None, metavar="DEVICE=SIZE", help="Limits such as 0=20GiB,cpu=60GiB; unset: what this machine has."
     ),
     on: str = typer.Option(
-        None, metavar="docker|local", help="Where a config is built, which takes torch; unset: as kit run."
+        None,
+        metavar="docker|local",
+        help="Where a config is built, which takes torch; unset: as kit run, and only if there are no headers.",
     ),
     image: str = typer.Option(None, help="Image for that; unset: as kit run."),
     trust_remote_code: bool = typer.Option(False, "--trust-remote-code", help="Run code that comes with a config."),
@@ -83,17 +85,21 @@ def _limits(words: list[str]) -> "dict[Place, int]":
 
 
 def _anatomy(model: str, settings: dict[str, object], config_file: Path | None, trusted: bool) -> "Anatomy":
-    """From headers where there are any; otherwise one rank is asked."""
+    """From headers where there are any; otherwise, or where it is said what is to build a config, one rank is asked."""
     from accelkit.host import render
     from accelkit.host.cli.run import request_of
     from accelkit.host.estimate import headers, inside
     from accelkit.host.launch.signals import Guard, Interrupted
 
     file = headers.find(Path(model))
-    if file is not None:
+    configured = Path(model).is_dir() and (Path(model) / "config.json").is_file()
+    if file is not None and not (configured and settings):
+        if configured:
+            render.note("layers are taken from names; --on local or --image NAME builds the model and knows its own")
         return headers.read(file)
     _refuse_nothing(model)
-    render.note(f"{model} has no safetensors header to read: one rank builds it, without memory ...")
+    why = "has no safetensors header to read" if file is None else "has a config.json"
+    render.note(f"{model} {why}: one rank builds it, without memory ...")
     try:
         with Guard() as guard:
             resolved = options.load({**inside.ONE_RANK, **settings}, config_file)
