@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,17 @@ def check_numbers(folder: Path) -> None:
     acc.load_state()
     assert acc.save_state().name == "checkpoint_12"
     acc.wait_for_everyone()
+
+
+def check_threads(folder: Path) -> None:
+    """Threads of every rank save at the same time: one save after the other, each whole and with a number of its own."""
+    acc = Accelerator(project_config=ProjectConfiguration(str(folder / "threads"), automatic_checkpoint_naming=True))
+    build(acc)
+    with ThreadPoolExecutor(2) as pool:
+        paths = [one.result() for one in [pool.submit(acc.save_state) for _ in range(4)]]
+    assert {path.name for path in paths} == {f"checkpoint_{number}" for number in range(4)}
+    for path in sorted(paths):
+        acc.load_state(path)
 
 
 def check_nodes_of_their_own(folder: Path) -> None:

@@ -119,11 +119,16 @@ class BackgroundSaver:
         return handle
 
     def wait(self) -> None:
-        """Return when no save is under way; raises what went wrong with the last one, once."""
-        current, self._current = self._current, None
-        if current is not None:
-            atexit.unregister(current._tell_at_exit)  # noqa: SLF001
+        """Return when no save is under way, whoever else waits for it; raises what went wrong with the last one, once."""
+        current = self._current
+        if current is None:
+            return
+        try:
             current.wait()
+        finally:
+            if current.done and self._current is current:
+                self._current = None
+                atexit.unregister(current._tell_at_exit)  # noqa: SLF001
 
     def _exchange(self) -> Exchange:
         """Ranks agree over a group of their own, so that training's operations and theirs cannot meet."""

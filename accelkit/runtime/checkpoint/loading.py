@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from accelkit.runtime import rng, sharded
 from accelkit.runtime.checkpoint import memory, names, objectfile, optimizers, shards, tensorfile
@@ -93,6 +94,7 @@ def _prepare_model(
     layout = tensorfile.read_layout(path) if safe else tensorfile.Layout({})
     other = names.model_extra(index) if safe else names.model(index, safe=False)
     extra = objectfile.read(found.path(other), load_kwargs) if found.has(other) else {}
+    _make_room(live, layout)
     _refuse(found, index, _compare(live, layout, extra, strict=strict))
 
     def apply() -> None:
@@ -102,7 +104,7 @@ def _prepare_model(
             shards.read_into(path, slots)
         for name in extra:
             if name in live:
-                live[name] = _take(live[name], extra[name])
+                live[name] = extra[name] if _takes_any_form(name, live[name]) else _take(live[name], extra[name])
         strategy.load_model_state(model, live, strict=strict)
 
     return apply
@@ -130,6 +132,19 @@ def _prepare_divided(
         subjects.strategy.load_model_state(subjects.models[index], live, strict=strict)
 
     return apply
+
+
+def _takes_any_form(name: str, value: Any) -> bool:
+    """Whether a module takes a value of whatever form: what it keeps beside tensors, and what it has not made yet."""
+    return name.rpartition(".")[2] == "_extra_state" or nn.parameter.is_lazy(value)
+
+
+def _make_room(live: dict[str, Any], layout: tensorfile.Layout) -> None:
+    """Give such values the form that they have in the file, to be read into."""
+    for name, value in live.items():
+        slot = layout.find(name)
+        if slot is not None and _takes_any_form(name, value):
+            live[name] = torch.empty(slot.shape, dtype=slot.dtype)
 
 
 def _refuse(found: Opened, index: int, problems: list[str]) -> None:
@@ -173,7 +188,7 @@ def _compare_forms(live: Mapping[str, Any], saved: Mapping[str, Form], *, strict
         problems += [f"{name} is missing from the checkpoint" for name in live if name not in saved]
         problems += [f"{name} is not in the model" for name in sorted(saved) if name not in live]
     for name in live:
-        if name in saved and saved[name] != _form(live[name]):
+        if name in saved and not _takes_any_form(name, live[name]) and saved[name] != _form(live[name]):
             problems.append(
                 f"{name} is {_show(saved[name])} in the checkpoint and {_show(_form(live[name]))} in the model"
             )

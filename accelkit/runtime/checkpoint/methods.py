@@ -1,5 +1,6 @@
 """What `Accelerator` does about checkpoints, as methods."""
 
+import threading
 import warnings
 from abc import abstractmethod
 from collections import OrderedDict
@@ -26,6 +27,8 @@ from accelkit.runtime.processes import ProcessActions
 from accelkit.runtime.strategies.base import Strategy
 
 Verify = Literal["crc32", "size"]
+_ONE_AT_A_TIME = threading.RLock()
+"""Threads of a process save and load one after another: they share names of checkpoints, buffers and the exchanges of ranks."""
 
 
 class CheckpointMethods(ProcessActions):
@@ -98,7 +101,8 @@ class CheckpointMethods(ProcessActions):
         """Save everything that is prepared or registered, the random generators of every rank, and where the loop is.
 
         All ranks call it. The checkpoint appears whole or not at all; an earlier one in `output_dir` is there until then, and other
-        files in that folder stay. With automatic naming the name is chosen and `output_dir` must be left out.
+        files in that folder stay. With automatic naming the name is chosen and `output_dir` must be left out. Several threads may
+        call it: they save one after another.
 
         Args:
             output_dir: the folder of the checkpoint; default `checkpoint` in the project's folder, else in the working folder.
@@ -106,8 +110,12 @@ class CheckpointMethods(ProcessActions):
             asynchronous: copy the state (into memory that is kept for the next time), go on training, and write meanwhile.
 
         Returns the checkpoint's path; with `asynchronous` a `SaveHandle`. Raises CheckpointError on every
-        rank when a rank could not write.
+        rank when a rank could not write, SettingError for a folder that cannot be the target.
         """
+        with _ONE_AT_A_TIME:
+            return self._save_state(output_dir, safe_serialization, asynchronous=asynchronous)
+
+    def _save_state(self, output_dir: Any, safe_serialization: bool, *, asynchronous: bool) -> Any:
         self.wait_for_checkpoint()
         config = self.project_configuration
         place = Place(rank=self.process_index, local_rank=self.local_process_index, each_node=config.save_on_each_node)
@@ -212,6 +220,12 @@ class CheckpointMethods(ProcessActions):
             raise TypeError(f"load_state: map_location={map_location!r}: must be None, 'cpu' or 'on_device'")
         if verify not in ("crc32", "size"):
             raise SettingError(f"load_state: verify={verify!r}: must be 'crc32' or 'size'")
+        with _ONE_AT_A_TIME:
+            self._load_state(input_dir, load_kwargs, strict=strict, verify=verify)
+
+    def _load_state(
+        self, input_dir: Any, load_kwargs: Mapping[str, Any] | None, *, strict: bool, verify: Verify
+    ) -> None:
         self.wait_for_checkpoint()
         exchange, config = self.operations.exchange, self.project_configuration
         main = self.is_main_process
@@ -331,6 +345,11 @@ class CheckpointMethods(ProcessActions):
 
 def _choose_target(config: ProjectConfiguration, output_dir: Any) -> Path:
     if config.automatic_checkpoint_naming:
+        if output_dir is not None:
+            raise SettingError(
+                f"save_state({str(output_dir)!r}): with automatic_checkpoint_naming the name is chosen",
+                hint="leave output_dir out, or automatic_checkpoint_naming",
+            )
         return _whole(project.next_target(config), config)
     target = _whole(_usual(config) if output_dir is None else Path(output_dir), config)
     if target.exists() and not target.is_dir():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from accelkit import Accelerator, CheckpointError, SaveHandle
 from tests.support.checkpoints import OPTIMIZERS, make_run, same, state_of
 from tests.support.disks import full, small_disk
-from tests.support.kit import ROOT
+from tests.support.kit import ROOT, until
 
 
 @pytest.mark.parametrize("safe", [True, False])
@@ -38,6 +39,26 @@ def test_the_state_is_that_of_the_call(tmp_path: Path, optimizer: str, safe: boo
     other.accelerator.load_state(tmp_path / "a0")
     other.step(3)
     assert same(state_of(other), end)
+
+
+def test_a_save_waits_although_somebody_else_waits(tmp_path: Path) -> None:
+    """While another thread waits for the first save, the second one does not touch what the first is writing."""
+    acc = Accelerator()
+    model = acc.prepare(torch.nn.Linear(2000, 2000))
+    for value in (1.0, 2.0):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(value)
+        acc.save_state(tmp_path / str(value), asynchronous=True)
+        watcher = threading.Thread(target=acc.wait_for_checkpoint)
+        watcher.start()
+        until(lambda watcher=watcher: watcher.is_alive() or acc._background._current is None, "it waits", 5)
+    watcher.join()
+    acc.wait_for_checkpoint()
+
+    for value in (1.0, 2.0):
+        acc.load_state(tmp_path / str(value))
+        assert model.weight.detach().unique().tolist() == [value]
 
 
 def test_buffers_are_kept(tmp_path: Path) -> None:

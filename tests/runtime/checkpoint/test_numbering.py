@@ -1,5 +1,6 @@
 """Automatic names: counted as numbers, going on from what is there, and no more of them than wanted."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,28 @@ def test_a_resumed_run_counts_on(tmp_path: Path, loaded: str | None) -> None:
 
     assert run.accelerator.save_state().name == "checkpoint_12"
     assert names(tmp_path) == ["checkpoint_10", "checkpoint_11", "checkpoint_12"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_threads_save_one_after_another(tmp_path: Path, asynchronous: bool) -> None:
+    """Whatever threads save at the same time, every save has a number of its own and loads."""
+    run = start(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        saves = [pool.submit(run.accelerator.save_state, asynchronous=asynchronous) for _ in range(8)]
+    for save in saves:
+        save.result()
+    run.accelerator.wait_for_checkpoint()
+
+    assert names(tmp_path) == [f"checkpoint_{number}" for number in range(8)]
+    for name in names(tmp_path):
+        run.accelerator.load_state(tmp_path / "checkpoints" / name)
+
+
+def test_a_name_beside_automatic_ones_is_refused(tmp_path: Path) -> None:
+    """It would be ignored; nothing is written."""
+    with pytest.raises(SettingError, match="best.*the name is chosen"):
+        start(tmp_path).accelerator.save_state("best")
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_new_run_does_not_overwrite(tmp_path: Path) -> None:

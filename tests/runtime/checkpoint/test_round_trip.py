@@ -117,6 +117,39 @@ class Holder(nn.Module):
         self.extra = state
 
 
+class Grown(nn.Module):
+    """Extra state that is a tensor, whose length changes."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.seen = torch.arange(float(length))
+
+    def get_extra_state(self) -> torch.Tensor:
+        """The tensor."""
+        return self.seen
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Take it back."""
+        self.seen = state
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_what_modules_take_in_any_form(tmp_path: Path, safe: bool) -> None:
+    """Extra state of another length, and layers that were not made yet, are loaded as torch's load_state_dict loads them."""
+    acc = Accelerator()
+    lazy = nn.LazyLinear(3)
+    lazy(torch.ones(1, 2))
+    acc.prepare(Grown(5), lazy)
+    acc.save_state(tmp_path / "a", safe_serialization=safe)
+    other = Accelerator()
+    grown, blank = other.prepare(Grown(1), nn.LazyLinear(3))
+    other.load_state(tmp_path / "a")
+
+    assert grown.seen.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert torch.equal(blank.weight, lazy.weight)
+    assert blank(torch.ones(1, 2)).shape == (1, 3)
+
+
 @pytest.mark.parametrize("safe", [True, False])
 def test_every_type_and_form_comes_back(tmp_path: Path, safe: bool) -> None:
     """Scalars, empty ones, strides, conjugates, sparse tensors, types that safetensors cannot hold, and what is no tensor."""
