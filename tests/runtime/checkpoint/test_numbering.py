@@ -62,7 +62,7 @@ def test_threads_save_one_after_another(tmp_path: Path, asynchronous: bool) -> N
 
 def test_a_name_beside_automatic_ones_is_refused(tmp_path: Path) -> None:
     """It would be ignored; nothing is written."""
-    with pytest.raises(SettingError, match="best.*the name is chosen"):
+    with pytest.raises(SettingError, match=r"best.*the name is chosen"):
         start(tmp_path).accelerator.save_state("best")
     assert not (tmp_path / "checkpoints").exists()
 
