@@ -55,7 +55,8 @@ def find_executable_batch_size(
 ) -> Any:
     """Decorator: call `function(batch_size, ...)`, again with a smaller batch size whenever memory did not suffice.
 
-    The decorated function is called without the batch size. A size that worked is where the next call begins. Other errors pass. Each rank
+    The decorated function is called without the batch size. A size that worked is where the next call begins;
+    after none did, it begins anew. Other errors pass. Each rank
     decides for itself: on several ranks, try with one.
 
     Args:
@@ -92,6 +93,7 @@ def find_executable_batch_size(
                 why = f"{type(error).__name__}: {error}"
             # Outside of the handler: the error is gone, and with it the frames that held the memory.
             size = _next_size(smaller, size)
+        size = starting_batch_size  # another call may need less
         raise UnsupportedError("No executable batch size found, reached zero.", hint=f"the last one failed with {why}")
 
     return run

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from accelkit.runtime import structure
+from accelkit.runtime import arrays, structure
 from accelkit.runtime.collectives import packing
 from accelkit.runtime.collectives.nested import NestedCollectives
 from accelkit.runtime.data.shard import Tail
@@ -18,13 +18,15 @@ def gather_for_metrics(
 ) -> Any:
     """What all ranks computed in this step, in the order of samples, each sample once.
 
-    Tensors are joined along their first dimension; lists of other objects are joined, too; the structure is kept. In a step
+    Tensors and arrays are joined along their first dimension; lists of other objects are joined, too; the structure is kept. In a step
     whose round is not complete, what was repeated is cut: of a tensor whose first dimension counts the samples of this rank's batch, and
     of a list of that length. Anything else (a loss without dimensions, a matrix of another height) is gathered whole.
     """
     size, rank = operations.carrier.size, operations.carrier.rank
     if size == 1:
         return data
+    if any(arrays.is_one(leaf) for leaf in structure.leaves(data)):
+        return _gather_arrays(operations, data, tail, use_gather_object=use_gather_object)
     stop, gather = _way(operations, data, use_gather_object)
     if tail is None or len(tail.counts) != size:
         return gather(data)
@@ -39,6 +41,15 @@ def gather_for_metrics(
     return structure.with_leaves(data, cut, stop)
 
 
+def _gather_arrays(operations: NestedCollectives, data: Any, tail: Tail | None, *, use_gather_object: bool) -> Any:
+    """The same where arrays are among the data: they travel as tensors or lists, and are arrays again at the end."""
+    stop = structure.is_list if use_gather_object else structure.is_samples
+    plain = structure.map_leaves(arrays.as_plain, data, stop)
+    whole = gather_for_metrics(operations, plain, tail, use_gather_object=use_gather_object)
+    pairs = zip(structure.leaves(data, stop), _leaves_like(data, whole, stop), strict=True)
+    return structure.with_leaves(data, [arrays.like(before, after) for before, after in pairs], stop)
+
+
 def _way(
     operations: NestedCollectives, data: Any, use_gather_object: bool
 ) -> tuple[structure.Predicate | None, Callable[[Any], Any]]:
@@ -47,7 +58,7 @@ def _way(
         return structure.is_list, partial(operations.gather_mixed, lists=True)
     if all(isinstance(leaf, torch.Tensor) for leaf in structure.leaves(data)):
         return None, operations.gather
-    return structure.is_flat, partial(operations.gather_mixed, lists=False)
+    return structure.is_samples, partial(operations.gather_mixed, lists=False)
 
 
 def _check_presence(tail: Tail) -> None:

@@ -50,6 +50,22 @@ def is_flat(data: Any) -> bool:
     return not any(isinstance(item, torch.Tensor) or is_container(item) for item in data)
 
 
+def is_samples(data: Any) -> bool:
+    """Whether `data` is one sample after another: like :func:`is_flat`; in a list samples may be lists and mappings without tensors.
+
+    Token lists and dictionaries of results are such samples. Tuples are not: what loaders make of several fields is a list of tuples.
+    """
+    if not isinstance(data, list):
+        return is_flat(data)
+    return not any(isinstance(item, torch.Tensor) or (is_container(item) and not _is_sample(item)) for item in data)
+
+
+def _is_sample(item: Any) -> bool:
+    if not isinstance(item, (list, Mapping)):
+        return False
+    return not any(isinstance(leaf, torch.Tensor) or hasattr(leaf, "__array__") for leaf in leaves(item))
+
+
 def is_container(data: Any) -> bool:
     """Whether `data` is walked into."""
     if type(data) in _COMMON:
@@ -105,7 +121,7 @@ def _rebuild_tuple(data: Any, values: Sequence[Any]) -> Any:
 
 def _rebuild_mapping(data: Mapping[Any, Any], values: Sequence[Any]) -> Any:
     if isinstance(data, MutableMapping):
-        made = copy.copy(data)
+        made = _copied(data)
         for key, value in zip(list(data), values, strict=True):
             made[key] = value
         return made
@@ -115,6 +131,16 @@ def _rebuild_mapping(data: Mapping[Any, Any], values: Sequence[Any]) -> Any:
         f"{type(data).__module__}.{type(data).__qualname__} cannot be changed, so it cannot be rebuilt with other values; "
         "use a dict"
     )
+
+
+def _copied(data: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
+    """A copy that does not share what the values are kept in: a class of the script's own may hold them in a dict of its own."""
+    made = copy.copy(data)
+    if not hasattr(type(data), "__copy__"):
+        for name, value in list(getattr(made, "__dict__", {}).items()):
+            if isinstance(value, MutableMapping):
+                made.__dict__[name] = _copied(value)
+    return made
 
 
 def flatten(data: Any, stop: Predicate | None = None) -> list[tuple[str, Any]]:

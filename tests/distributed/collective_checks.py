@@ -269,6 +269,12 @@ def check_reduce(acc: Accelerator) -> None:
     assert acc.reduce(torch.tensor(float(me)), "mean").item() == sum(range(size)) / size
     assert acc.reduce(torch.tensor(me), "mean").dtype.is_floating_point
     assert acc.reduce(torch.tensor(1.0), scale=0.5).item() == size / 2
+    for length, rank in itertools.product((1, 1000, 300_000), range(size)):
+        mine = torch.full((length,), torch.nan if me == rank else 1.0)
+        mine[-1] = 2.0
+        largest = acc.reduce(mine, "max")
+        assert largest[:-1].isnan().all(), (length, rank)
+        assert largest[-1] == 2.0
     expect(SettingError, lambda: acc.reduce(torch.ones(1), "median"))
     expect(SettingError, lambda: acc.reduce({"a": torch.ones(1), "b": torch.ones(2, dtype=torch.complex64)}, "max"))
 
@@ -302,5 +308,15 @@ def check_objects(acc: Accelerator) -> None:
     assert mixed["id"].tolist() == list(range(size))
     assert mixed["text"] == [str(rank) for rank in range(size) for _ in range(rank + 1)]
     assert mixed["task"] == ["sum"] * size
+    tokens = acc.gather_for_metrics([[me, 10], [me]])
+    assert tokens == [row for rank in range(size) for row in ([rank, 10], [rank])]
+    results = acc.gather_for_metrics({"found": [{"id": me, "labels": ["a"] * me}] * (me + 1)})
+    assert results == {"found": [{"id": rank, "labels": ["a"] * rank} for rank in range(size) for _ in range(rank + 1)]}
+    fields = acc.gather_for_metrics(
+        [(f"a{me}", "x"), (f"b{me}", "y")]
+    )  # as torch's loaders put two texts a sample together
+    assert fields == [
+        tuple(value for rank in range(size) for value in (f"{name}{rank}", second)) for name, second in ("ax", "by")
+    ]
     boxes = acc.gather_for_metrics([{"boxes": torch.ones(me, 4)}], use_gather_object=True)
     assert [len(item["boxes"]) for item in boxes] == list(range(size))

@@ -7,6 +7,7 @@ import itertools
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -71,6 +72,13 @@ def check_only_samples_are_cut(acc: Accelerator) -> None:
     rest = acc.skip_first_batches(loader, 1)
     assert [row for rows in loader for row in acc.gather_for_metrics(rows)] == list(range(11))
     assert [row for rows in rest for row in acc.gather_for_metrics(rows)] == list(range(2 * acc.num_processes, 11))
+    for kind in (np.int64, np.float32, str, object):
+        found = [acc.gather_for_metrics({"preds": np.array(rows).astype(kind)})["preds"] for rows in loader]
+        assert all(part.dtype == np.array([1]).astype(kind).dtype or kind is str for part in found)
+        assert [int(row) for part in found for row in part] == list(range(11))
+    assert [row for rows in loader for row in acc.gather_for_metrics([[row] * row for row in rows])] == [
+        [row] * row for row in range(11)
+    ]
     for rows in loader:
         other = acc.gather_for_metrics((torch.ones(3), torch.ones(len(rows)), torch.tensor(1.0)))
     assert other[0].shape == (3 * acc.num_processes,)

@@ -115,6 +115,20 @@ def test_nothing_fits() -> None:
         find_executable_batch_size(_never, 0)
 
 
+def test_a_call_after_one_that_failed_begins_anew() -> None:
+    """That nothing fitted says nothing of the next call, which may need less."""
+
+    @find_executable_batch_size(starting_batch_size=4)
+    def train(batch_size: int, needs: int) -> int:
+        if batch_size > needs:
+            raise MemoryError
+        return batch_size
+
+    with pytest.raises(RuntimeError, match="No executable batch size"):
+        train(0)
+    assert train(8) == 4
+
+
 def test_memory_of_a_failed_try_is_free_before_the_next() -> None:
     """What a try held is gone when the next one begins, also when it was in a cycle."""
     held: list[weakref.ref[Any]] = []

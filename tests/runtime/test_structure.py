@@ -1,6 +1,7 @@
 """Nested structures: walked once, rebuilt as themselves."""
 
 import collections
+import collections.abc
 import dataclasses
 import types
 from typing import Any, NamedTuple
@@ -98,6 +99,38 @@ def test_containers_keep_what_is_beside_their_items() -> None:
     assert structure.map_leaves(lambda _: 1, collections.defaultdict(list, x=0)).default_factory is list
     assert structure.map_leaves(lambda _: 1, collections.deque([0], maxlen=4)).maxlen == 4
     assert structure.map_leaves(lambda _: 1, Tagged("t", [0])).tag == "t"
+
+
+class Kept(collections.abc.MutableMapping[str, Any]):
+    """A mapping that keeps its values in a dict of its own, and says nothing about copies."""
+
+    def __init__(self, **values: Any) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._values[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def test_the_mapping_that_was_given_stays_as_it_was() -> None:
+    """Also one whose copies would share what the values are kept in."""
+    given = Kept(x=1, y=Kept(z=2))
+    made = structure.map_leaves(lambda leaf: leaf * 10, given)
+
+    assert type(made) is Kept
+    assert (made["x"], made["y"]["z"]) == (10, 20)
+    assert (given["x"], given["y"]["z"]) == (1, 2)
 
 
 def test_a_mapping_that_cannot_be_changed_is_named() -> None:

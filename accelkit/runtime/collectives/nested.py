@@ -149,9 +149,20 @@ class NestedCollectives:
             for group in packing.by_device_and_type([work[place] for place in rest]):
                 chosen = [rest[index] for index in group]
                 flat = packing.flatten([work[place] for place in chosen])
-                self.carrier.all_reduce(flat, "max" if reduction == "max" else "sum")
+                self._all_reduce(flat, reduction)
                 for place, part in zip(chosen, packing.unflatten(flat, [work[p] for p in chosen]), strict=True):
                     work[place] = part
+
+    def _all_reduce(self, flat: torch.Tensor, reduction: str) -> None:
+        """By the carrier, in place. The largest of numbers and no number is no number, which backends see differently."""
+        if reduction != "max":
+            self.carrier.all_reduce(flat, "sum")
+            return
+        none = flat.isnan().to(torch.uint8) if flat.is_floating_point() else None
+        self.carrier.all_reduce(flat, "max")
+        if none is not None:
+            self.carrier.all_reduce(none, "max")
+            flat[none.bool()] = torch.nan
 
     def broadcast(self, data: Any, source: int = 0) -> Any:
         """Fill the tensors of every rank with those of rank `source`, in place, and return the structure."""
@@ -214,10 +225,10 @@ class NestedCollectives:
     def gather_mixed(self, data: Any, *, lists: bool) -> Any:
         """Tensors and other objects gathered leaf by leaf, with the structure kept.
 
-        A list or tuple that holds neither tensors nor containers is one leaf, joined over the ranks; with `lists` every
-        list is. Any other object that is not a tensor becomes the list of all ranks' values.
+        A list or tuple of samples (`structure.is_samples`) is one leaf, joined over the ranks; with `lists` every list is. Any
+        other object that is not a tensor becomes the list of all ranks' values.
         """
-        stop = structure.is_list if lists else structure.is_flat
+        stop = structure.is_list if lists else structure.is_samples
         pairs = structure.flatten(data, stop)
         leaves = [leaf for _, leaf in pairs]
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
