@@ -9,7 +9,7 @@ from torch import nn
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.utils.hooks import RemovableHandle
 
-from accelkit.runtime import float8, structure
+from accelkit.runtime import float8, interrupted, structure
 from accelkit.runtime.devices import Kind
 from accelkit.runtime.errors import SettingError, UnsupportedError
 from accelkit.runtime.settings import AORecipeKwargs, AutocastKwargs, GradScalerKwargs, Handlers
@@ -105,22 +105,19 @@ class AutocastHook:
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """Before forward. torch.compile traces the functions of a block, not its methods."""
-        block = self.context()
         if torch.compiler.is_compiling():
             given = self.device_type, self.dtype, self.settings.enabled, self.settings.cache_enabled
-            block = _enter_autocast(*given)  # type: ignore[no-untyped-call]
+            self._open.append(_enter_autocast(*given))  # type: ignore[no-untyped-call]
         else:
-            block.__enter__()  # type: ignore[no-untyped-call]
-        self._open.append(block)
+            interrupted.enter(self, self.context())
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         """After forward, also when it raised (`output` is None then)."""
-        if self._open:
-            block = self._open.pop()
-            if torch.compiler.is_compiling():
-                _exit_autocast(block)  # type: ignore[no-untyped-call]
-            else:
-                block.__exit__(None, None, None)
+        if torch.compiler.is_compiling():
+            if self._open:
+                _exit_autocast(self._open.pop())  # type: ignore[no-untyped-call]
+        else:
+            interrupted.leave(self)
         return structure.to_float32(output)
 
 
@@ -167,6 +164,7 @@ class Precision:
 
     def autocast(self, settings: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
         """A block that computes in this precision."""
+        interrupted.close()
         if self._dtype is None:
             return nullcontext()
         return AutocastHook(self._device_type, self._dtype, settings or self._settings).context()
@@ -185,6 +183,7 @@ class Precision:
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss to call backward on."""
+        interrupted.close()
         return loss if self.scaler is None else self.scaler.scale(loss)
 
 

@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,3 +182,35 @@ class Plain(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One layer."""
         return self.layer(x)
+
+
+class Interrupted(nn.Linear):
+    """Its forward is ended by Ctrl-C, once."""
+
+    stops = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The linear map."""
+        if self.stops:
+            self.stops = False
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("then", ["save", "forward", "outer"])
+def test_ctrl_c_in_a_forward_does_not_leave_autocast_on(tmp_path: Path, then: str) -> None:
+    """No hook is called then: the next thing that is done with the Accelerator ends the block; one around the call stays."""
+    acc = Accelerator(mixed_precision="bf16", cpu=True)
+    inner = Interrupted(4, 4)
+    model = acc.prepare(nn.Sequential(nn.Linear(4, 4), acc.prepare(inner)))
+    outside = torch.autocast("cpu", torch.bfloat16) if then == "outer" else nullcontext()
+    with outside:
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(1, 4))
+        if then == "forward":
+            assert model(torch.ones(1, 4)).dtype == torch.float32
+        else:
+            acc.save_state(tmp_path / "a")
+        assert torch.is_autocast_enabled("cpu") is (then == "outer")
+    assert not torch.is_autocast_enabled("cpu")
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from accelkit.runtime import models
+from accelkit.runtime import interrupted, models
 from accelkit.runtime.accumulate import Accumulation
 from accelkit.runtime.checkpoint import digest, folder, loading, modelfiles, names, parts, project, shards, single
 from accelkit.runtime.checkpoint.agreement import nodes, settle
@@ -191,6 +191,7 @@ class CheckpointMethods(ProcessActions):
 
     def wait_for_checkpoint(self) -> None:
         """Return when no checkpoint is being written any more. Raises what went wrong with the last asynchronous one, once."""
+        interrupted.close()
         self._background.wait()
 
     def load_state(
