@@ -10,6 +10,7 @@ from accelkit.runtime.tracking import registry
 from accelkit.runtime.tracking.active import ActiveTrackers
 from accelkit.runtime.tracking.base import BlankTracker, GeneralTracker
 from accelkit.runtime.tracking.jsonl import JSONLTracker, plain_values
+from accelkit.runtime.tracking.values import step_number
 
 
 class TrackingMethods(ProcessActions):
@@ -71,6 +72,7 @@ class TrackingMethods(ProcessActions):
         `log_kwargs`: further arguments of trackers' own functions, by tracker. Raises SettingError for values that nothing here
         can show, TrackerError with the tracker's name when its library fails.
         """
+        step = step_number(step)
         if self.is_main_process:
             plain = plain_values(values, strict=not self._tracking.running)
             if self._record is not None:

@@ -29,6 +29,16 @@ def number(value: Any) -> Any:
     return value.item() if value.size == 1 else value
 
 
+def step_number(step: Any) -> int | None:
+    """A step as a plain whole number, from whatever holds one. Raises SettingError for anything else but None."""
+    plain = number(step)
+    if plain is None:
+        return None
+    if isinstance(plain, int) or (isinstance(plain, float) and plain.is_integer()):
+        return int(plain)
+    raise SettingError(f"log: step={step!r} is no whole number", hint="count the steps, or leave step out")
+
+
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, keys joined by `/`. Raises SettingError when two values end up under one key."""
     found: dict[str, Any] = {}

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from accelkit import SettingError
-from accelkit.runtime.tracking.values import flat, flat_config, nested_config, number
+from accelkit.runtime.tracking.values import flat, flat_config, nested_config, number, step_number
 
 
 class Color(enum.Enum):
@@ -50,6 +50,17 @@ def test_one_element_is_a_number(value: Any, plain: Any) -> None:
 
     assert found == plain
     assert type(found) is type(plain)
+
+
+@pytest.mark.parametrize("step", [5, 5.0, np.int64(5), torch.tensor(5)])
+def test_a_step_of_any_kind_is_a_whole_number(step: Any) -> None:
+    """What counts steps in scripts; a part of one, a text or no number is refused."""
+    assert type(step_number(step)) is int
+    assert step_number(step) == 5
+    for wrong in (step + 0.5, "5", float("nan")):
+        with pytest.raises(SettingError, match="is no whole number"):
+            step_number(wrong)
+    assert step_number(None) is None
 
 
 def test_more_than_one_element_stays() -> None:
