@@ -23,6 +23,15 @@ def test_a_folder_that_is_gone_is_said_to_be_so(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "kit: error: the current folder is not there any more")
 
 
+def test_a_command_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:
+    """One line, exit code 2; nothing is suggested where nothing is near."""
+    near, far = kit("buld", "cpu", cwd=tmp_path), kit("xyzzy", cwd=tmp_path)
+
+    assert (near.code, far.code) == (2, 2)
+    assert "No such command 'buld'. Did you mean 'build'?" in near.err
+    assert "Did you mean" not in far.err
+
+
 def test_what_nobody_has_foreseen_is_kits_failure(tmp_path: Path) -> None:
     """One line and 125; the traceback is for -vv."""
     code = f"from accelkit.host.runs.store import Store; Store.entries = lambda self: 1 / 0; {KIT[2]}"
