@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kit import KIT, ROOT
+from tests.support.kit import KIT, ROOT, kit
 
 
 def test_a_folder_that_is_gone_is_said_to_be_so(tmp_path: Path) -> None:
