@@ -111,7 +111,9 @@ def rebuild(data: Any, values: Sequence[Any]) -> Any:
 
 def _rebuild_tuple(data: Any, values: Sequence[Any]) -> Any:
     kind = type(data)
-    if hasattr(kind, "n_sequence_fields"):  # a structure of C's making: torch.return_types, os.stat_result
+    if (
+        hasattr(kind, "n_sequence_fields") or kind is torch.Size
+    ):  # of C's making: torch.return_types, os.stat_result, shapes
         return kind(values)
     made = tuple.__new__(kind, values)
     if hasattr(data, "__dict__"):

@@ -64,8 +64,9 @@ def dispatch_model(
         resident_memory: bytes, or a text such as "2GiB", that weights on disk may take in memory at once when they run on the
             CPU; None: as much as the system gives, which takes pages back when it needs them.
 
-    Returns the model, with `hf_device_map`. Its forward runs without gradients when anything is offloaded, and a backward
-    through it is refused. Raises SettingError (a ValueError) for tensors without a place or a value, or a missing offload_dir.
+    Returns the model, with `hf_device_map`. When anything is offloaded, a backward through it is refused unless all parameters
+    are frozen, which gives inputs their gradients. Raises SettingError (a ValueError) for tensors without a place or a value,
+    or a missing offload_dir.
     """
     check_device_map(model, device_map)
     places = set(device_map.values())

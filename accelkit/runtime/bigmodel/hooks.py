@@ -25,6 +25,10 @@ class ModelHook:
     no_grad = False
     """Whether forward runs under torch.no_grad."""
 
+    def drops_gradients(self) -> bool:
+        """The same for the forward that this thread is about to run: asked after `pre_forward`."""
+        return self.no_grad
+
     def init_hook(self, module: nn.Module) -> nn.Module:
         """When the hook is added; returns the module."""
         return module
@@ -55,6 +59,10 @@ class SequentialHook(ModelHook):
     def no_grad(self) -> bool:  # type: ignore[override]
         """Whether any of them wants it."""
         return any(hook.no_grad for hook in self.hooks)
+
+    def drops_gradients(self) -> bool:
+        """See ModelHook."""
+        return any(hook.drops_gradients() for hook in self.hooks)
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """See ModelHook."""
@@ -129,7 +137,7 @@ class HookedForward:
         hook: ModelHook = getattr(module, HOOK)
         args, kwargs = hook.pre_forward(module, *args, **kwargs)
         try:
-            if hook.no_grad:
+            if hook.drops_gradients():
                 with torch.no_grad():
                     output = self._inner(args, kwargs)
             else:

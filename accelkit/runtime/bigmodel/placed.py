@@ -1,7 +1,8 @@
 """Hooks of a dispatched model: tensors stay where they are at rest, and are brought to where their module runs."""
 
+import copy
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -54,7 +55,8 @@ class WholeModelHook(ModelHook):
     Args:
         device: the main device.
         skip_keys: keyword arguments (and keys of mappings) that stay where they are.
-        offloads: whether any tensor is brought for each forward, or is on disk; then gradients are not recorded.
+        offloads: whether any tensor is brought for each forward, or is on disk; then gradients are not recorded, unless all
+            parameters are frozen: what inputs get through them is right, since autograd keeps what it needs.
         feed: told when a forward begins and ends.
     """
 
@@ -65,7 +67,8 @@ class WholeModelHook(ModelHook):
         self.skip_keys = [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ())
         self.no_grad = offloads
         self.feed = feed
-        self._input_devices = ThreadStack()
+        self._entered = ThreadStack()
+        """For each forward under way: where its inputs were, and whether a backward through it is refused."""
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """See ModelHook."""
@@ -75,15 +78,21 @@ class WholeModelHook(ModelHook):
             aligned(args, self.execution_device, self.skip_keys),
             aligned(kwargs, self.execution_device, self.skip_keys),
         )
-        self._input_devices.items.append(find_device([args, kwargs]))
+        refuses = self.no_grad and torch.is_grad_enabled() and any(value.requires_grad for value in module.parameters())
+        self._entered.items.append((find_device([args, kwargs]), refuses))
         return inputs
+
+    def drops_gradients(self) -> bool:
+        """See ModelHook."""
+        refuses: bool = self._entered.items[-1][1]
+        return refuses
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         """See ModelHook."""
-        device = self._end()
+        device, refuses = self._end()
         if device is not None:
             output = aligned(output, device, self.skip_keys)
-        if self.no_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if refuses and not torch.compiler.is_compiling():
             return _without_backward(module, output)
         return output
 
@@ -91,22 +100,29 @@ class WholeModelHook(ModelHook):
         """See ModelHook."""
         self._end()
 
-    def _end(self) -> torch.device | None:
+    def _end(self) -> tuple[torch.device | None, bool]:
         if self.feed is not None:
             self.feed.finish()
-        found: torch.device | None = self._input_devices.items.pop()
+        found: tuple[torch.device | None, bool] = self._entered.items.pop()
         return found
 
 
+_ANCHOR: Final = torch.zeros((), requires_grad=True, device="cpu")
+"""What outputs hang on that are to have a backward. It never gets a gradient."""
+
+
 def _without_backward(module: nn.Module, output: Any) -> Any:
-    """The output, through which a backward raises, if the model has parameters that would expect gradients from one."""
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        return output
-    anchor = torch.zeros((), requires_grad=True)
+    """The output, through which a backward raises; also what is in a distribution."""
 
     def guard(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not leaf.requires_grad:
-            return _NoBackward.apply(anchor, type(module).__name__, leaf)  # type: ignore[no-untyped-call]
+        if isinstance(leaf, torch.distributions.Distribution):
+            made = copy.copy(leaf)
+            made.__dict__.update(structure.map_leaves(guard, made.__dict__))
+            return made
+        if not isinstance(leaf, torch.Tensor) or leaf.requires_grad:
+            return leaf
+        if leaf.is_floating_point() or leaf.is_complex():
+            return _NoBackward.apply(_ANCHOR, type(module).__name__, leaf)  # type: ignore[no-untyped-call]
         return leaf
 
     return structure.map_leaves(guard, output)
@@ -124,7 +140,7 @@ class _NoBackward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ARG004
         raise UnsupportedError(
             f"backward through {ctx.name}, which is partly offloaded: its weights get no gradients",
-            hint="train it on devices that hold all of it, or freeze it (requires_grad_(False)) and detach its output",
+            hint="train it on devices that hold all of it; to train what comes before or after it, freeze it: requires_grad_(False)",
         )
 
 
