@@ -17,17 +17,15 @@ from torch import nn
 
 HOOK = "_hf_hook"
 OLD_FORWARD = "_old_forward"
+HOOKED_FORWARD = "_hooked_forward"
+"""Which of a module's hooked forwards is the present one. Others may call one that is not any more: it is forward alone then."""
 
 
 class ModelHook:
     """What may happen around a module's forward. Override what is needed."""
 
     no_grad = False
-    """Whether forward runs under torch.no_grad."""
-
-    def drops_gradients(self) -> bool:
-        """The same for the forward that this thread is about to run: asked after `pre_forward`."""
-        return self.no_grad
+    """Whether forward runs under torch.no_grad; asked after `pre_forward`."""
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """When the hook is added; returns the module."""
@@ -59,10 +57,6 @@ class SequentialHook(ModelHook):
     def no_grad(self) -> bool:  # type: ignore[override]
         """Whether any of them wants it."""
         return any(hook.no_grad for hook in self.hooks)
-
-    def drops_gradients(self) -> bool:
-        """See ModelHook."""
-        return any(hook.drops_gradients() for hook in self.hooks)
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """See ModelHook."""
@@ -134,10 +128,13 @@ class HookedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hook and forward."""
         module = self.module
-        hook: ModelHook = getattr(module, HOOK)
+        present = module.__dict__
+        hook: ModelHook | None = present.get(HOOK)
+        if hook is None or present.get(HOOKED_FORWARD) is not self:
+            return self._inner(args, kwargs)
         args, kwargs = hook.pre_forward(module, *args, **kwargs)
         try:
-            if hook.drops_gradients():
+            if hook.no_grad:
                 with torch.no_grad():
                     output = self._inner(args, kwargs)
             else:
@@ -153,47 +150,65 @@ class HookedForward:
         return type(self.module).forward(self.module, *args, **kwargs)
 
 
+def hook_of(module: nn.Module) -> ModelHook | None:
+    """The module's own hook. A wrapper that hands on the attributes of what it wraps does not have those hooks."""
+    found: ModelHook | None = module.__dict__.get(HOOK)
+    return found
+
+
 def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False) -> nn.Module:
     """Put a hook around a module's forward. A hook that is there is replaced, or comes first with `append`.
 
     Returns the module.
     """
-    present: ModelHook | None = getattr(module, HOOK, None)
+    present = hook_of(module)
     if present is not None and append:
         hook.init_hook(module)
-        setattr(module, HOOK, SequentialHook(present, hook))
+        module.__dict__[HOOK] = SequentialHook(present, hook)
         return module
     if present is not None:
         remove_hook_from_module(module)
     module = hook.init_hook(module)
-    own = module.__dict__.get("forward")
-    setattr(module, OLD_FORWARD, module.forward)
-    setattr(module, HOOK, hook)
-    module.forward = HookedForward(module, own)
+    forward = HookedForward(module, module.__dict__.get("forward"))
+    module.__dict__.update({OLD_FORWARD: module.forward, HOOK: hook, HOOKED_FORWARD: forward, "forward": forward})
     return module
 
 
 def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Module:
     """Take the hook off a module (with `recurse` off all below it too), with all that was added with it.
 
-    The module is whole again: its forward is what it was, and its tensors have their values. Returns the module.
+    The module is whole again: its forward is what it was, or what somebody set after the hook, without the hook. Its tensors have
+    their values. Returns the module.
     """
-    hook: ModelHook | None = getattr(module, HOOK, None)
+    hook = hook_of(module)
     if hook is not None:
         hook.detach_hook(module)
-        delattr(module, HOOK)
-        forward = module.__dict__.pop("forward", None)
-        if isinstance(forward, HookedForward) and forward.own is not None:
-            module.forward = forward.own
-        elif forward is not None and not isinstance(forward, HookedForward):
-            module.forward = forward
-        module.__dict__.pop(OLD_FORWARD, None)
+        del module.__dict__[HOOK]
+        _restore_forward(module)
     for name in [name for name, value in module.__dict__.items() if isinstance(value, GuardedMethod)]:
         del module.__dict__[name]
     if recurse:
         for child in module.children():
             remove_hook_from_module(child, recurse=True)
     return module
+
+
+def _restore_forward(module: nn.Module) -> None:
+    """Take off what calls the hook. What somebody set around it since stays, and calls forward alone from now on."""
+    present = module.__dict__
+    old, hooked = present.pop(OLD_FORWARD, None), present.pop(HOOKED_FORWARD, None)
+    forward = present.get("forward")
+    if forward is not None and forward is hooked:
+        own = hooked.own
+    elif old is not None and (
+        hooked is None or getattr(forward, "__wrapped__", None) is old
+    ):  # another of this family's
+        own = None if getattr(old, "__func__", None) is type(module).forward else old
+    else:
+        return
+    present.pop("forward", None)
+    if own is not None:
+        present["forward"] = own
 
 
 def remove_hook_from_submodules(module: nn.Module) -> None:

@@ -65,7 +65,7 @@ class WholeModelHook(ModelHook):
     ) -> None:
         self.execution_device = device
         self.skip_keys = [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ())
-        self.no_grad = offloads
+        self.offloads = offloads
         self.feed = feed
         self._entered = ThreadStack()
         """For each forward under way: where its inputs were, and whether a backward through it is refused."""
@@ -78,14 +78,17 @@ class WholeModelHook(ModelHook):
             aligned(args, self.execution_device, self.skip_keys),
             aligned(kwargs, self.execution_device, self.skip_keys),
         )
-        refuses = self.no_grad and torch.is_grad_enabled() and any(value.requires_grad for value in module.parameters())
+        refuses = (
+            self.offloads and torch.is_grad_enabled() and any(value.requires_grad for value in module.parameters())
+        )
         self._entered.items.append((find_device([args, kwargs]), refuses))
         return inputs
 
-    def drops_gradients(self) -> bool:
-        """See ModelHook."""
-        refuses: bool = self._entered.items[-1][1]
-        return refuses
+    @property
+    def no_grad(self) -> bool:  # type: ignore[override]
+        """In a forward, whether that one records no gradients; else whether one may not."""
+        found: bool = self._entered.items[-1][1] if self._entered.items else self.offloads
+        return found
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         """See ModelHook."""

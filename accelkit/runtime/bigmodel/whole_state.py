@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from accelkit.runtime.bigmodel.align import AlignDevicesHook
-from accelkit.runtime.bigmodel.hooks import HOOK, ModelHook, SequentialHook
+from accelkit.runtime.bigmodel.hooks import SequentialHook, hook_of
 from accelkit.runtime.bigmodel.tensors import join, own_slots, replace, walk_modules
 from accelkit.runtime.errors import SettingError
 
@@ -41,7 +41,7 @@ def _offloaded_values(model: nn.Module) -> dict[str, Any]:
 
 
 def _align_hooks(module: nn.Module) -> list[AlignDevicesHook]:
-    hook: ModelHook | None = getattr(module, HOOK, None)
+    hook = hook_of(module)
     hooks = [hook]
     while any(isinstance(item, SequentialHook) for item in hooks):
         hooks = [inner for item in hooks for inner in (item.hooks if isinstance(item, SequentialHook) else (item,))]

@@ -142,7 +142,7 @@ def test_removing_hooks_gives_the_model_back_whole(tmp_path: Path, placement: st
     added = set(placed.__dict__) - set(model.__dict__)
     remove_hook_from_module(placed, recurse=True)
 
-    assert added == {"_hf_hook", "_old_forward", "forward", "to", "cuda", "cpu", "hf_device_map"}
+    assert added == {"_hf_hook", "_old_forward", "_hooked_forward", "forward", "to", "cuda", "cpu", "hf_device_map"}
     assert set(placed.__dict__) - set(model.__dict__) == {"hf_device_map"}
     assert not any("forward" in module.__dict__ for module in placed.modules())
     assert torch.equal(scores(placed), scores(model))

@@ -1,0 +1,120 @@
+"""The forward that a hook is in: what others put around it, read of it, and find of it on a wrapper."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from accelkit import dispatch_model
+from accelkit.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from accelkit.utils import has_offloaded_params
+
+
+def net() -> nn.Sequential:
+    """The same two layers each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+class Counting(ModelHook):
+    """Counts forwards."""
+
+    count = 0
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Count."""
+        self.count += 1
+        return args, kwargs
+
+
+def wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward, doubled."""
+
+    @functools.wraps(forward)
+    def double(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs) * 2
+
+    return double
+
+
+def test_a_forward_that_was_wrapped_after_the_hook_stays_and_works(tmp_path: Path) -> None:
+    """The wrapper is kept and calls the plain forward; a hook that is added after that runs once."""
+    model, x = net(), torch.ones(1, 4)
+    plain = model(x)
+    dispatch_model(model, {"0": "disk", "1": "cpu"}, offload_dir=tmp_path)
+    model.forward = wrapped(model.forward)
+    model[0].forward = around = lambda y, old=model[0].forward: old(y)
+    with torch.no_grad():
+        assert torch.equal(model(x), plain * 2)
+    remove_hook_from_module(model, recurse=True)
+
+    assert torch.equal(model(x), plain * 2)
+    assert model[0].forward is around
+    hook = Counting()
+    add_hook_to_module(model, hook)
+    assert torch.equal(model(x), plain * 2)
+    assert hook.count == 1
+    remove_hook_from_module(model)
+    assert torch.equal(model(x), plain * 2)
+
+
+@pytest.mark.parametrize("hooked_before", [False, True])
+def test_hooks_that_a_library_of_this_family_put_on_are_taken_off(hooked_before: bool) -> None:
+    """As transformers does with the hook of an embedding that it makes anew: the module is plain afterwards."""
+    family = pytest.importorskip("accelerate.hooks")
+    layer, x, hook = nn.Linear(4, 4), torch.ones(1, 4), Counting()
+    if hooked_before:
+        add_hook_to_module(layer, Counting())
+    names = set(nn.Linear(4, 4).__dict__)
+    family.add_hook_to_module(layer, hook)
+    expected = layer(x)
+    remove_hook_from_module(layer)
+
+    assert torch.equal(layer(x), expected)
+    assert hook.count == 1
+    assert set(layer.__dict__) == names
+
+
+class Wrapper(nn.Module):
+    """Finds on what it wraps whatever it does not have itself."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.extra = base, nn.Linear(4, 4)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "base":
+                raise
+            return getattr(self.base, name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 4] -> [n, 4]."""
+        found: torch.Tensor = self.base(x) + self.extra(x)
+        return found
+
+
+def test_a_wrapper_does_not_have_the_hooks_of_what_it_wraps(tmp_path: Path) -> None:
+    """Hooks can be taken off below it, added to it, appended to it; it can be dispatched."""
+    x = torch.ones(1, 4)
+    wrapper = Wrapper(dispatch_model(net(), {"0": "disk", "1": "cpu"}, offload_dir=tmp_path))
+    with torch.no_grad():
+        expected = wrapper(x)
+        remove_hook_from_module(wrapper, recurse=True)
+        assert not hasattr(wrapper, "_hf_hook")
+        inner, hook = Counting(), Counting()
+        add_hook_to_module(wrapper.base, inner)
+        add_hook_to_module(wrapper, hook, append=True)
+        assert torch.equal(wrapper(x), expected)
+        assert (inner.count, hook.count) == (1, 1)
+        dispatch_model(wrapper, {"base": "disk", "extra": "cpu"}, offload_dir=tmp_path / "again")
+        assert torch.equal(wrapper(x), expected)
+        assert not has_offloaded_params(wrapper)
+    remove_hook_from_module(wrapper, recurse=True)
+    assert wrapper.forward.__func__ is Wrapper.forward
