@@ -17,11 +17,11 @@ from accelkit.runtime.bigmodel.align import holders
 from accelkit.runtime.bigmodel.bytesize import convert_file_size_to_int
 from accelkit.runtime.bigmodel.collecting import uncollected
 from accelkit.runtime.bigmodel.device_map import check_device_map, place_of, resolve_device_map
-from accelkit.runtime.bigmodel.hooks import add_hook_to_module
+from accelkit.runtime.bigmodel.hooks import add_hook_to_module, remove_hooks_of
 from accelkit.runtime.bigmodel.loading import load_checkpoint_in_model
 from accelkit.runtime.bigmodel.mapping import region_of
 from accelkit.runtime.bigmodel.offload_files import OffloadedWeightsLoader, load_offload_index, offload_state_dict
-from accelkit.runtime.bigmodel.placed import PlacedHook, WholeModelHook, guard_moves
+from accelkit.runtime.bigmodel.placed import DISPATCH_HOOKS, PlacedHook, WholeModelHook, guard_moves
 from accelkit.runtime.bigmodel.prefetch import Member, Readahead
 from accelkit.runtime.bigmodel.rooms import MaxMemory
 from accelkit.runtime.bigmodel.sizes import Dtype
@@ -47,7 +47,7 @@ def dispatch_model(
     *,
     resident_memory: int | str | None = None,
 ) -> nn.Module:
-    """Put each part of a model on its device and make the model run there.
+    """Put each part of a model on its device and make the model run there. A former dispatch is over; other hooks stay.
 
     Args:
         model: real, or on meta where `state_dict` or the offload folder has the values.
@@ -72,6 +72,7 @@ def dispatch_model(
     places = set(device_map.values())
     if len(places) == 1 and places != {"disk"} and main_device is None and not force_hooks:
         _refuse_empty(model, "")
+        remove_hooks_of(model, DISPATCH_HOOKS)
         model.to(next(iter(places)))
         read_at_first_forward(model)
         model.hf_device_map = dict(device_map)  # type: ignore[assignment]
@@ -81,6 +82,7 @@ def dispatch_model(
     budget = None if resident_memory is None else convert_file_size_to_int(resident_memory)
     before = {slot.name: slot.tensor.device for slot in all_slots(model)}
     _place_all(model, device_map, main, loader, offload_dir, offload_buffers)
+    remove_hooks_of(model, DISPATCH_HOOKS)
     _add_hooks(model, device_map, main, before, skip_keys, preload_module_classes, budget)
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]
     return model
@@ -274,7 +276,7 @@ def _choices(
     for slots in groups.values():
         places = [place_of(device_map, slot.name) for slot in slots]
         place = min(places, key=lambda place: (place == "disk") * 2 + (str(place) == "cpu"))
-        if slots[0].is_buffer and not offload_buffers and place in ("cpu", "disk"):
+        if all(slot.is_buffer for slot in slots) and not offload_buffers and place in ("cpu", "disk"):
             place = main
         yield slots, place
 
@@ -309,7 +311,8 @@ def _add_hooks(
         hooked = places
         feed = _transfer(places, runs_on)
     offloads = any(place in ("cpu", "disk") and place != main.type for place in device_map.values())
-    add_hook_to_module(model, WholeModelHook(main, skip_keys, offloads=offloads, feed=feed if hooked else None))
+    outermost = WholeModelHook(main, skip_keys, offloads=offloads, feed=feed if hooked else None)
+    add_hook_to_module(model, outermost, append=True)
     for name, module, whole in hooked:
         hook = PlacedHook(runs_on[name], skip_keys=skip_keys, place_submodules=whole, feed=feed, key=name)
         hook.original_devices = {slot.name: before[slot.name] for slot in hook.named_slots(module, name)}

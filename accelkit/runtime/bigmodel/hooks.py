@@ -17,6 +17,7 @@ from torch import nn
 
 HOOK = "_hf_hook"
 OLD_FORWARD = "_old_forward"
+DEVICE_MAP = "hf_device_map"
 HOOKED_FORWARD = "_hooked_forward"
 """Which of a module's hooked forwards is the present one. Others may call one that is not any more: it is forward alone then."""
 
@@ -185,12 +186,39 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
         hook.detach_hook(module)
         del module.__dict__[HOOK]
         _restore_forward(module)
-    for name in [name for name, value in module.__dict__.items() if isinstance(value, GuardedMethod)]:
-        del module.__dict__[name]
+    _remove_additions(module)
     if recurse:
+        module.__dict__.pop(DEVICE_MAP, None)
         for child in module.children():
             remove_hook_from_module(child, recurse=True)
     return module
+
+
+def remove_hooks_of(model: nn.Module, kinds: tuple[type[ModelHook], ...]) -> None:
+    """Take hooks of these kinds off a model and all below it, with all that was added with them. Tensors stay where they are."""
+    for module in model.modules():
+        present = hook_of(module)
+        found = [] if present is None else flat(present)
+        kept = [hook for hook in found if not isinstance(hook, kinds)]
+        _remove_additions(module)
+        if len(kept) == len(found):
+            continue
+        if kept:
+            module.__dict__[HOOK] = kept[0] if len(kept) == 1 else SequentialHook(*kept)
+        else:
+            del module.__dict__[HOOK]
+            _restore_forward(module)
+
+
+def flat(hook: ModelHook) -> list[ModelHook]:
+    """The hooks that one is made of, in order."""
+    return [inner for each in hook.hooks for inner in flat(each)] if isinstance(hook, SequentialHook) else [hook]
+
+
+def _remove_additions(module: nn.Module) -> None:
+    for table in (module.__dict__, module.__dict__.get("_forward_pre_hooks", {})):
+        for key in [key for key, value in table.items() if isinstance(value, Addition)]:
+            del table[key]
 
 
 def _restore_forward(module: nn.Module) -> None:
@@ -216,7 +244,11 @@ def remove_hook_from_submodules(module: nn.Module) -> None:
     remove_hook_from_module(module, recurse=True)
 
 
-class GuardedMethod:
+class Addition:
+    """What a module gets beside its hook: an attribute or a hook of torch's kind. It goes with the hook, or alone."""
+
+
+class GuardedMethod(Addition):
     """A method of a module that is refused while hooks look after where its tensors are."""
 
     def __init__(self, module: nn.Module, name: str, check: Callable[[nn.Module, str, Any, Any], None]) -> None:

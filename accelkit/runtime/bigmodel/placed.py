@@ -10,7 +10,7 @@ from torch import nn
 from accelkit.runtime import structure
 from accelkit.runtime.bigmodel.align import AlignDevicesHook, Feed, aligned, find_device
 from accelkit.runtime.bigmodel.hooks import GuardedMethod, ModelHook, ThreadStack
-from accelkit.runtime.bigmodel.tensors import Slot, all_slots, own_slots, replace
+from accelkit.runtime.bigmodel.tensors import Slot, all_slots, full_device, own_slots, replace
 from accelkit.runtime.errors import UnsupportedError
 
 
@@ -110,6 +110,9 @@ class WholeModelHook(ModelHook):
         return found
 
 
+DISPATCH_HOOKS: Final = (PlacedHook, WholeModelHook)
+"""What a dispatch puts on a model, and the next one takes off."""
+
 _ANCHOR: Final = torch.zeros((), requires_grad=True, device="cpu")
 """What outputs hang on that are to have a backward. It never gets a gradient."""
 
@@ -157,9 +160,10 @@ def _check_move(model: nn.Module, name: str, args: Any, kwargs: Any) -> None:
     if name == "to":
         device: torch.device | None = torch._C._nn._parse_to(*args, **kwargs)[0]  # noqa: SLF001  (what Module.to parses its arguments with)
     else:
-        device = torch.device("cpu") if name == "cpu" else torch.device("cuda", *args[:1])
+        given = args[0] if args else kwargs.get("device")
+        device = torch.device(name, given) if isinstance(given, int) else torch.device(given or name)
     there = {slot.tensor.device for slot in all_slots(model)}
-    if device is not None and not there <= {device}:
+    if device is not None and not there <= {full_device(device)}:
         raise UnsupportedError(
             f"{type(model).__name__}.{name}: the model's parts are on {', '.join(sorted(map(str, there)))}, where they were dispatched to",
             hint="dispatch it with another device_map, or call remove_hook_from_module(model, recurse=True) first",

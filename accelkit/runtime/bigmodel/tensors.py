@@ -99,7 +99,7 @@ def replace(slot: Slot, value: torch.Tensor) -> torch.Tensor:
     A parameter keeps its class and attributes; it stays the same object (which optimizers and ties hold) where torch allows.
     """
     old = slot.tensor
-    if slot.is_buffer:
+    if slot.is_buffer and not isinstance(old, nn.Parameter):
         slot.put(value)
         return value
     if old.is_meta != value.is_meta or old.device.type != value.device.type or type(value) is not torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from accelkit.runtime.bigmodel.align import AlignDevicesHook
-from accelkit.runtime.bigmodel.hooks import SequentialHook, hook_of
+from accelkit.runtime.bigmodel.hooks import flat, hook_of
 from accelkit.runtime.bigmodel.tensors import join, own_slots, replace, walk_modules
 from accelkit.runtime.errors import SettingError
 
@@ -42,10 +42,7 @@ def _offloaded_values(model: nn.Module) -> dict[str, Any]:
 
 def _align_hooks(module: nn.Module) -> list[AlignDevicesHook]:
     hook = hook_of(module)
-    hooks = [hook]
-    while any(isinstance(item, SequentialHook) for item in hooks):
-        hooks = [inner for item in hooks for inner in (item.hooks if isinstance(item, SequentialHook) else (item,))]
-    return [item for item in hooks if isinstance(item, AlignDevicesHook)]
+    return [] if hook is None else [item for item in flat(hook) if isinstance(item, AlignDevicesHook)]
 
 
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Any]:
