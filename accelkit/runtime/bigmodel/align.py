@@ -137,7 +137,7 @@ class AlignDevicesHook(ModelHook):
             return False
         return self.weights_map is None or slot.name in self.weights_map
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Bring tensors and inputs."""
         input_device = find_device([args, kwargs]) if self.io_same_device else None
         if self.feed is not None:

@@ -37,7 +37,7 @@ class LayerwiseCastingHook(ModelHook):
         self._cast(module, self.storage_dtype)
         return module
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Cast to the compute dtype."""
         with self._users.lock:
             self._users.count += 1
@@ -113,7 +113,7 @@ class CpuOffload(ModelHook):
         """To the CPU."""
         return module.to("cpu")
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """To the device."""
         if self.prev_module_hook is not None:
             self.prev_module_hook.offload()

@@ -9,7 +9,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, MethodType
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ class ModelHook:
         """When the hook is added; returns the module."""
         return module
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Before forward; returns the arguments for it."""
+    def pre_forward(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Before forward; returns the arguments for it. With `module` by position alone, as here, forward may have one of that name."""
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
@@ -65,7 +65,7 @@ class SequentialHook(ModelHook):
             module = hook.init_hook(module)
         return module
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """See ModelHook."""
         entered: list[ModelHook] = []
         try:
@@ -102,7 +102,7 @@ class SequentialHook(ModelHook):
 
 
 class HookedForward:
-    """A module's forward with its hook around it."""
+    """A module's forward with its hook around it. It says of itself what the forward does: name, text, annotations, signature."""
 
     __name__ = "forward"
 
@@ -110,11 +110,25 @@ class HookedForward:
         self.module = module
         self.own = own
         """The forward that was set on the module itself; None: its class's."""
+        self._look_alike()
+
+    def _look_alike(self) -> None:
+        forward = self.own or type(self.module).forward
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            if hasattr(forward, name):
+                self.__dict__[name] = getattr(forward, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "own": self.own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._look_alike()
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         found: Callable[..., Any] | None = self.own
-        return found or functools.partial(type(self.module).forward, self.module)
+        return found or MethodType(type(self.module).forward, self.module)
 
     @property
     def __code__(self) -> CodeType:
@@ -126,7 +140,7 @@ class HookedForward:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.__wrapped__)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the hook and forward."""
         module = self.module
         present = module.__dict__
@@ -186,7 +200,7 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
         hook.detach_hook(module)
         del module.__dict__[HOOK]
         _restore_forward(module)
-    _remove_additions(module)
+    remove_additions(module)
     if recurse:
         module.__dict__.pop(DEVICE_MAP, None)
         for child in module.children():
@@ -200,7 +214,7 @@ def remove_hooks_of(model: nn.Module, kinds: tuple[type[ModelHook], ...]) -> Non
         present = hook_of(module)
         found = [] if present is None else flat(present)
         kept = [hook for hook in found if not isinstance(hook, kinds)]
-        _remove_additions(module)
+        remove_additions(module)
         if len(kept) == len(found):
             continue
         if kept:
@@ -215,10 +229,11 @@ def flat(hook: ModelHook) -> list[ModelHook]:
     return [inner for each in hook.hooks for inner in flat(each)] if isinstance(hook, SequentialHook) else [hook]
 
 
-def _remove_additions(module: nn.Module) -> None:
+def remove_additions(module: nn.Module) -> None:
+    """Take off a module what was added to it beside a hook."""
     for table in (module.__dict__, module.__dict__.get("_forward_pre_hooks", {})):
-        for key in [key for key, value in table.items() if isinstance(value, Addition)]:
-            del table[key]
+        for key in [key for key, value in list(table.items()) if isinstance(value, Addition)]:
+            table.pop(key, None)
 
 
 def _restore_forward(module: nn.Module) -> None:

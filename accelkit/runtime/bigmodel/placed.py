@@ -70,7 +70,7 @@ class WholeModelHook(ModelHook):
         self._entered = ThreadStack()
         """For each forward under way: where its inputs were, and whether a backward through it is refused."""
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """See ModelHook."""
         if self.feed is not None:
             self.feed.start()

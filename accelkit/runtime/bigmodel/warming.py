@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from accelkit.runtime.bigmodel.hooks import Addition, remove_additions
 from accelkit.runtime.bigmodel.mapping import Region, merged, region_of
 from accelkit.runtime.bigmodel.prefetch import WORKER
 from accelkit.runtime.bigmodel.rooms import free_host_memory
@@ -25,17 +26,29 @@ def read_at_first_forward(model: nn.Module) -> None:
     """Have the weights that are views of files read when the model first runs. Does nothing for a model without such."""
     if any(region_of(slot.tensor.detach()) is not None for slot in all_slots(model)):
         model.register_forward_pre_hook(_FirstForward())
+        model.__dict__["__prepare_scriptable__"] = _Scriptable(model)
 
 
-class _FirstForward:
+class _Scriptable(Addition):
+    """What torch.jit.script calls beforehand: hooks that are no TorchScript would stop it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self) -> Any:
+        """The model without what waits for its first forward."""
+        remove_additions(self.model)
+        prepare = getattr(self.model, "__prepare_scriptable__", None)
+        return self.model if prepare is None else prepare()
+
+
+class _FirstForward(Addition):
     """Begins the reading, and is gone."""
 
     def __call__(self, module: nn.Module, _: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        hooks = module._forward_pre_hooks  # noqa: SLF001  (a copy of the model has this hook under the same key, and no handle of its own)
-        for key in [key for key, hook in hooks.items() if hook is self]:
-            hooks.pop(key, None)
+        remove_additions(module)
         pieces = list(_within(_pieces(module), free_host_memory()))
         if pieces:
             _Reading(pieces).go_on()

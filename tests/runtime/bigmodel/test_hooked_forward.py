@@ -1,6 +1,10 @@
 """The forward that a hook is in: what others put around it, read of it, and find of it on a wrapper."""
 
+import copy
 import functools
+import inspect
+import pickle
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,3 +122,41 @@ def test_a_wrapper_does_not_have_the_hooks_of_what_it_wraps(tmp_path: Path) -> N
         assert not has_offloaded_params(wrapper)
     remove_hook_from_module(wrapper, recurse=True)
     assert wrapper.forward.__func__ is Wrapper.forward
+
+
+class Documented(nn.Module):
+    """Has a forward with everything that can be said of one, and an argument that hooks have too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, module: "Counting | None" = None, hook: float = 1.0) -> torch.Tensor:
+        """What it does."""
+        found: torch.Tensor = self.layer(x) * hook
+        return found if module is None else -found
+
+
+def test_a_hooked_forward_says_what_the_forward_does(tmp_path: Path) -> None:
+    """Annotations (also such as are texts), name, module and text; of a copy and of a forward set on the module too."""
+    plain, model = Documented(), Documented()
+    dispatch_model(model, {"": "disk"}, offload_dir=tmp_path)
+    for forward in (model.forward, copy.deepcopy(model).forward, pickle.loads(pickle.dumps(model)).forward):
+        assert typing.get_type_hints(forward) == typing.get_type_hints(plain.forward)
+        assert inspect.signature(forward) == inspect.signature(plain.forward)
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            assert getattr(forward, name, None) == getattr(plain.forward, name, None)
+    plain.forward = wrapped(lambda x: x)
+    add_hook_to_module(plain, ModelHook())
+    assert plain.forward.__qualname__.endswith("<lambda>")
+
+
+def test_forward_may_have_arguments_named_as_those_of_hooks(tmp_path: Path) -> None:
+    """Given by keyword, through every hook of this package, alone and in a row."""
+    model, x = Documented(), torch.ones(1, 4)
+    expected = -model(x) * 2
+    dispatch_model(model, {"": "disk"}, offload_dir=tmp_path)
+    add_hook_to_module(model, ModelHook(), append=True)
+
+    with torch.no_grad():
+        assert torch.equal(model(x, module=ModelHook(), hook=2.0), expected)

@@ -4,11 +4,13 @@ import copy
 import os
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from accelkit import init_empty_weights, load_checkpoint_and_dispatch
+from accelkit import dispatch_model, init_empty_weights, load_checkpoint_and_dispatch
+from accelkit.hooks import remove_hook_from_module
 from accelkit.runtime.bigmodel import warming
 from tests.support.kit import until
 
@@ -47,7 +49,46 @@ def test_nothing_is_read_before_and_all_of_it_from_the_first_forward_on(tmp_path
         with torch.no_grad():
             one(torch.ones(1, 1024))
         assert not one._forward_pre_hooks
+        assert set(one.__dict__) - set(build(1).__dict__) == {"hf_device_map"}
     until(lambda: resident(model) >= 95 << 20, "all weights are in memory")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_model_that_has_not_run_can_be_scripted(tmp_path: Path) -> None:
+    """Alone, and as a part of another; what it prepares itself for that is done, too."""
+    x = torch.ones(1, 1024)
+    with torch.no_grad():
+        for around in (lambda model: model, nn.Sequential):
+            model = mapped(tmp_path, 1)
+            scripted = torch.jit.script(around(model))
+            assert torch.equal(scripted(x), model(x))
+    model = Prepared(mapped(tmp_path, 1))
+    warming.read_at_first_forward(model)
+    torch.jit.script(model)
+    assert model.prepared
+
+
+class Prepared(nn.Sequential):
+    """Notes that it is asked."""
+
+    prepared = False
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        self.prepared = True
+        return self
+
+
+def test_what_waits_for_the_first_forward_is_there_once_and_goes(tmp_path: Path) -> None:
+    """However often the model is dispatched; taking hooks off leaves nothing."""
+    model = mapped(tmp_path, 1)
+    names = set(model.__dict__)
+    for _ in range(3):
+        dispatch_model(model, {"": "cpu"})
+    assert len(model._forward_pre_hooks) == 1
+    assert set(model.__dict__) == names
+    remove_hook_from_module(model, recurse=True)
+    assert not model._forward_pre_hooks
+    assert set(model.__dict__) == set(build(1).__dict__)
 
 
 def test_pieces_cover_the_weights_in_order_and_stop_at_the_limit(tmp_path: Path) -> None:
