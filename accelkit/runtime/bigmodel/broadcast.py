@@ -39,7 +39,7 @@ def _shared(entry: tuple[torch.dtype, tuple[int, ...], Path], source: Stored | N
         value = torch.empty(shape, dtype=dtype) if source is None else source.read()
         if not value.numel():
             return value
-        sent = value.contiguous().view(-1).view(torch.uint8).to(_travels_on())
+        sent = value.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).to(_travels_on())
         dist.broadcast(sent, src=0)
         return sent.to("cpu").view(dtype).view(shape)
 

@@ -54,8 +54,8 @@ def dispatch_model(
         device_map: name -> device, "cpu" or "disk". A map to one device (not the disk) only moves the model.
         main_device: where parts for the CPU and the disk run; None: the first accelerator of the map, else the CPU.
         state_dict: values of tensors that are on meta.
-        offload_dir: where weights for the disk are written, unless they are views of files already; values that lie there
-            (index.json) are used.
+        offload_dir: where weights for the disk are written, unless they are views of files already. What lies there
+            (index.json) is used for tensors that are on meta, and written anew for those that have a value.
         offload_index: entries in the place of that index.json.
         offload_buffers: whether buffers of offloaded modules are offloaded too; else they stay where the module runs.
         skip_keys: keyword arguments (and keys of mappings) that no module moves to its device.
@@ -181,7 +181,7 @@ def disk_offload(
     *,
     resident_memory: int | str | None = None,
 ) -> nn.Module:
-    """Keep all weights in files, written to `offload_dir` unless they are views of files or lie there already.
+    """Keep all weights in files, written to `offload_dir` unless they are views of files; those on meta must lie there already.
 
     `execution_device` is where the model is, unless given. The other arguments are those of `dispatch_model`.
     """
@@ -238,7 +238,7 @@ def _place_all(
 ) -> None:
     """Put every tensor on its place. What must be written is written before anything moves."""
     chosen = list(_choices(model, device_map, main, offload_buffers))
-    values = {slots[0].name: _value(slots, place, loader) for slots, place in chosen}
+    values = {slots[0].name: _value(slots, loader) for slots, _ in chosen}
     empty = [name for name, value in values.items() if value.is_meta]
     if empty:
         _refuse_empty(model, "")
@@ -281,11 +281,10 @@ def _choices(
         yield slots, place
 
 
-def _value(slots: Sequence[Slot], place: Any, loader: OffloadedWeightsLoader) -> torch.Tensor:
-    """The tensor's value: its own, or what the state dict or the offload folder has under one of its names."""
+def _value(slots: Sequence[Slot], loader: OffloadedWeightsLoader) -> torch.Tensor:
+    """The tensor's own value; of one on meta what the state dict or the offload folder has under one of its names."""
     present = slots[0].tensor.detach()
-    wanted = present.is_meta or (place == "disk" and region_of(present) is None)
-    for slot in slots if wanted else ():
+    for slot in slots if present.is_meta else ():
         if slot.name in loader and tuple(loader.shape_of(slot.name)) == tuple(present.shape):
             return loader[slot.name].detach()
     return present

@@ -104,7 +104,7 @@ def region_of(tensor: torch.Tensor) -> Region | None:
 
 def remapped(tensor: torch.Tensor, file: MappedFile) -> torch.Tensor:
     """The same values as a view of `file`, for a tensor that somebody else mapped from it; where that is unknown, itself."""
-    if not tensor.numel() or not tensor.is_contiguous() or tensor.dtype.is_complex:
+    if not tensor.numel() or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return tensor
     offset = _offset_in_file(tensor.data_ptr())
     if offset is None or offset + tensor.numel() * tensor.element_size() > file.size:

@@ -40,7 +40,7 @@ def _write_aside(weight: torch.Tensor, name: str, folder: Path) -> tuple[Path, P
     if weight.is_meta:
         raise SettingError(f"{name} is on the meta device: it has no value to write", hint="load the model first")
     path = _file_of(folder, name)
-    value = weight.detach().to("cpu").contiguous()
+    value = weight.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     begun = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)

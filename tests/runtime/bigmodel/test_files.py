@@ -260,3 +260,18 @@ def test_a_mapping_outlives_its_file_object(tmp_path: Path) -> None:
 
     assert tensor.tolist() == [4, 5, 6, 7]
     assert untied_state(nn.Linear(1, 1)).keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_conjugate_and_negated_tensors_of_a_torch_file(tmp_path: Path, copy: bool) -> None:
+    """Torch saves such tensors as they lie in memory, with a mark; the mark counts also where the file is mapped."""
+    plain = torch.view_as_complex(torch.tensor([[1.0, 2.0]]))
+    state = {"plain": plain, "conjugate": plain.conj(), "negated": plain.clone().conj().imag}
+    torch.save(state, tmp_path / "x.bin")
+    found = load_state_dict(tmp_path / "x.bin", copy=copy)
+
+    assert {name: value.tolist() for name, value in found.items()} == {
+        "plain": [1 + 2j],
+        "conjugate": [1 - 2j],
+        "negated": [-2.0],
+    }
