@@ -51,11 +51,12 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
 def init_on_device(device: torch.device | str | int, include_buffers: bool | None = None) -> Iterator[None]:
     """Like :func:`init_empty_weights`, with any device in the place of meta."""
     target = torch.device(device)
+    registration = _Registration(target, bool(include_buffers), _blocks.entered[-1] if _blocks.entered else None)
     with ExitStack() as stack:
-        if include_buffers:
-            stack.enter_context(target)
+        if registration.builds_on is not None:
+            stack.enter_context(registration.builds_on)
         stack.enter_context(_Constructing(skip_values=target.type == "meta"))
-        stack.enter_context(_registering(_Registration(target, bool(include_buffers))))
+        stack.enter_context(_registering(registration))
         yield
 
 
@@ -86,8 +87,8 @@ class _Constructing(TorchFunctionMode):
 
 def _reserve(args: Sequence[Any], named: Mapping[str, Any]) -> torch.Tensor | None:
     """What torch.empty gives, in memory that the system does not count until it is used; None where torch is to do it."""
-    shape = named["size"] if "size" in named else args[0] if len(args) == 1 and type(args[0]) is not int else args
-    if prod(shape) * _WIDEST < _LARGE:
+    shape = _plain_shape(args, named)
+    if shape is None or prod(shape) * _WIDEST < _LARGE:
         return None
     device = named.get("device")
     if not named.keys() <= _PLAIN or (device is not None and torch.device(device).type != "cpu"):
@@ -101,20 +102,33 @@ def _reserve(args: Sequence[Any], named: Mapping[str, Any]) -> torch.Tensor | No
     return made.requires_grad_(bool(named.get("requires_grad")))
 
 
+def _plain_shape(args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[int] | None:
+    """The shape that torch.empty is to make; None where it is not of Python's own numbers."""
+    shape = named["size"] if "size" in named else args[0] if len(args) == 1 and type(args[0]) is not int else args
+    is_plain = isinstance(shape, tuple | list) and all(type(length) is int for length in shape)
+    return shape if is_plain else None
+
+
 class _Registration:
     """What happens to the parameters (and buffers) that one block registers."""
 
-    def __init__(self, device: torch.device, include_buffers: bool) -> None:
+    def __init__(self, device: torch.device, include_buffers: bool, outer: "_Registration | None") -> None:
         self._device = device
         self._include_buffers = include_buffers
+        present = torch.get_default_device()
+        is_changed = outer is not None and outer.builds_on == present
+        self.usual: torch.device = outer.usual if outer is not None and is_changed else present
+        """Where tensors are made that nobody gives a device, but for blocks like this."""
+        self.builds_on: torch.device | None = device if include_buffers else self.usual if is_changed else None
+        """What the block makes the default device; None where it leaves that as it is."""
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         """What a tensor became, by its id, for as long as it lives: registered twice, it stays one."""
 
     def parameter(self, parameter: nn.Parameter) -> torch.Tensor | None:
         return self._once(parameter, _parameter_on)
 
-    def buffer(self, buffer: torch.Tensor) -> torch.Tensor | None:
-        return self._once(buffer, _buffer_on) if self._include_buffers else None
+    def buffer(self, buffer: torch.Tensor | None) -> torch.Tensor | None:
+        return self._once(buffer, _buffer_on) if self._include_buffers and buffer is not None else None
 
     def _once(
         self, tensor: torch.Tensor, move: Callable[[Any, torch.device], torch.Tensor | None]
@@ -217,5 +231,5 @@ def _on_parameter(_module: nn.Module, _name: str, parameter: nn.Parameter) -> to
     return _blocks.entered[-1].parameter(parameter) if _blocks.entered else None
 
 
-def _on_buffer(_module: nn.Module, _name: str, buffer: torch.Tensor) -> torch.Tensor | None:
+def _on_buffer(_module: nn.Module, _name: str, buffer: torch.Tensor | None) -> torch.Tensor | None:
     return _blocks.entered[-1].buffer(buffer) if _blocks.entered else None

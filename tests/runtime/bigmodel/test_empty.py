@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -70,6 +71,50 @@ def test_blocks_nest_and_errors_restore() -> None:
     assert outer.weight.is_meta
     assert not after.weight.is_meta
     assert not after.running_mean.is_meta
+
+
+def test_the_innermost_block_counts_also_where_an_outer_one_includes_buffers() -> None:
+    """It decides for parameters and buffers alike, at any depth; the outer one goes on after it."""
+    with init_empty_weights(include_buffers=True):
+        with init_on_device("cpu"):
+            real = nn.BatchNorm1d(2)
+            with init_empty_weights(include_buffers=True):
+                deepest = nn.BatchNorm1d(2)
+            again = nn.BatchNorm1d(2)
+        with init_empty_weights():
+            parameters_alone = nn.BatchNorm1d(2)
+        after = nn.BatchNorm1d(2)
+
+    def is_meta(module: nn.BatchNorm1d) -> tuple[bool, bool]:
+        assert module.running_mean is not None
+        return module.weight.is_meta, module.running_mean.is_meta
+
+    assert is_meta(real) == is_meta(again) == (False, False)
+    assert torch.equal(real.weight, torch.ones(2))
+    assert is_meta(parameters_alone) == (True, False)
+    assert is_meta(deepest) == is_meta(after) == (True, True)
+
+
+def test_buffers_may_be_none() -> None:
+    """From the start, or set to None later."""
+    with init_empty_weights(include_buffers=True):
+        norm = nn.BatchNorm1d(3, track_running_stats=False)
+        norm.register_buffer("scale", torch.ones(1))
+        norm.scale = None
+
+    assert norm.running_mean is None
+    assert norm.scale is None
+    assert norm.weight.is_meta
+
+
+def test_sizes_may_be_numbers_of_any_kind() -> None:
+    """Whatever torch.empty takes for a size outside the block."""
+    with init_empty_weights():
+        made = [torch.empty(np.int64(4)), torch.empty(torch.tensor(4)), torch.empty(4), torch.empty(size=(4,))]
+        table = torch.empty((np.int64(2), torch.tensor(3)))
+
+    assert [tuple(tensor.shape) for tensor in made] == [(4,)] * 4
+    assert tuple(table.shape) == (2, 3)
 
 
 def test_models_built_before_and_by_other_threads_are_left_alone() -> None:
