@@ -123,6 +123,7 @@ CATCHES_EVERYTHING: dict[str, str] = {
     "accelkit/runtime/data/dispatch.py": "an outer edge: what the data set raises on rank 0 must reach the ranks that wait for it",
     "accelkit/runtime/rank_main.py": "an outer edge: whatever the script raises becomes the rank's result",
     "accelkit/runtime/checkpoint/agreement.py": "what fails on a rank is told to the others before it is raised",
+    "accelkit/runtime/bigmodel/dcp.py": "a damaged pickle may raise anything, and is one error that names the file",
     "accelkit/runtime/checkpoint/background.py": "what fails in the thread is raised by the next call that waits",
 }
 """Files with an `except Exception`. One that ends by raising again (clean-up) is fine anywhere."""

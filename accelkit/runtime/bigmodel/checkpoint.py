@@ -37,6 +37,8 @@ class Stored:
     is_mapped: bool
     """Whether `read` gives a view of the file, which costs nothing; otherwise memory of its own."""
     read: Callable[[], torch.Tensor]
+    is_sound: bool = True
+    """Whether all that reading could find wrong was checked when it was opened."""
 
     @property
     def size(self) -> int:

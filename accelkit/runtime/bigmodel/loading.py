@@ -56,6 +56,11 @@ class Item:
         """Whether the checkpoint's own file cannot serve as its place on disk."""
         return self.place == "disk" and not (self.source.is_mapped and self.source.dtype == self.dtype)
 
+    def value(self) -> torch.Tensor:
+        """What the checkpoint has, in its dtype and on its place; for the disk where the checkpoint has it."""
+        found = self.source.read().to(self.dtype)
+        return found if self.place == "disk" else found.to(self.place)
+
 
 @dataclass
 class Plan:
@@ -213,16 +218,16 @@ def fill_parts(model: nn.Module, plan: Plan) -> None:
 
 
 def carry_out(plan: Plan, offload_folder: str | Path | None) -> None:
-    """Do what was planned. What must be written is written before the model is touched."""
+    """Do what was planned. What must be written is written, and what may be damaged is read, before the model is touched."""
     to_write = [item for item in plan.items if item.must_be_written]
-    written = _write(to_write, offload_folder) if to_write else {}
+    ready = _write(to_write, offload_folder) if to_write else {}
     for item in plan.items:
-        value = written.get(item.name)
-        if value is None:
-            value = item.source.read().to(item.dtype)
-            if item.place != "disk":
-                value = value.to(item.place)
-        held = replace(item.slots[0], value)
+        if item.name not in ready and not item.source.is_sound:
+            value = item.value()
+            if item.slots[0].tensor.is_meta:  # else both would be in memory: it is read again
+                ready[item.name] = value
+    for item in plan.items:
+        held = replace(item.slots[0], ready[item.name] if item.name in ready else item.value())
         for slot in item.slots[1:]:
             slot.put(held)
     changed = sorted({f"{item.source.dtype} -> {item.dtype}" for item in plan.items if item.source.dtype != item.dtype})
@@ -253,8 +258,7 @@ class _Converted(Mapping[str, torch.Tensor]):
         self._items = {item.name: item for item in items}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        item = self._items[name]
-        return item.source.read().to(item.dtype)
+        return self._items[name].value()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
