@@ -126,7 +126,7 @@ def _open_safetensors(path: Path, copy: bool) -> dict[str, Stored]:
     def stored(name: str) -> Stored:
         span = file.spans[name]
         read = file.copy if copy else file.view
-        return Stored(span.dtype, span.shape, path, not copy, lambda: read(name))
+        return Stored(span.dtype, span.shape, path, not copy and file.is_mapped(name), lambda: read(name))
 
     return {name: stored(name) for name in file.spans}
 

@@ -18,7 +18,7 @@ from accelkit.runtime.bigmodel.bytesize import convert_file_size_to_int
 from accelkit.runtime.bigmodel.collecting import uncollected
 from accelkit.runtime.bigmodel.device_map import check_device_map, place_of, resolve_device_map
 from accelkit.runtime.bigmodel.hooks import add_hook_to_module, remove_hooks_of
-from accelkit.runtime.bigmodel.loading import load_checkpoint_in_model
+from accelkit.runtime.bigmodel.loading import carry_out, check_rest, open_for, prepare
 from accelkit.runtime.bigmodel.mapping import region_of
 from accelkit.runtime.bigmodel.offload_files import OffloadedWeightsLoader, load_offload_index, offload_state_dict
 from accelkit.runtime.bigmodel.placed import DISPATCH_HOOKS, PlacedHook, WholeModelHook, guard_moves
@@ -28,7 +28,7 @@ from accelkit.runtime.bigmodel.sizes import Dtype
 from accelkit.runtime.bigmodel.tensors import Slot, all_slots, full_device, own_slots, replace
 from accelkit.runtime.bigmodel.transfer import Transfer
 from accelkit.runtime.bigmodel.warming import read_at_first_forward
-from accelkit.runtime.errors import SettingError
+from accelkit.runtime.errors import SettingError, UnsupportedError
 
 OffloadIndex = Mapping[str, Mapping[str, Any]]
 
@@ -57,7 +57,8 @@ def dispatch_model(
         offload_dir: where weights for the disk are written, unless they are views of files already. What lies there
             (index.json) is used for tensors that are on meta, and written anew for those that have a value.
         offload_index: entries in the place of that index.json.
-        offload_buffers: whether buffers of offloaded modules are offloaded too; else they stay where the module runs.
+        offload_buffers: whether buffers of offloaded modules are offloaded too; else they stay where the module runs. Those for
+            the disk stay in memory where there is no offload_dir to write them to.
         skip_keys: keyword arguments (and keys of mappings) that no module moves to its device.
         preload_module_classes: classes whose modules are brought as a whole, since they use tensors of modules below.
         force_hooks: hooks also for a map to one device.
@@ -133,12 +134,15 @@ def load_checkpoint_and_dispatch(
     Returns the model. Raises CheckpointFileError or SettingError (both ValueErrors), before the model is touched.
     """
     resolved = resolve_device_map(model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
-    how: dict[str, Any] = {"strict": strict, "full_state_dict": full_state_dict, "copy": copy}
-    how["broadcast_from_rank0"] = broadcast_from_rank0
-    load_checkpoint_in_model(model, checkpoint, resolved, offload_folder, dtype, **how)
+    if not full_state_dict:
+        raise UnsupportedError("full_state_dict=False is not available")
+    opened = open_for(checkpoint, copy=copy, broadcast_from_rank0=broadcast_from_rank0)
+    plan = prepare(model, opened, resolved, dtype, strict=strict)
+    if resolved is not None:
+        check_rest(model, plan, resolved, offload_folder)
+    carry_out(model, plan, offload_folder)
     if resolved is None:
         return model
-    _refuse_empty(model, f"{checkpoint} has no value for them, under any name they are tied to")
     return dispatch_model(
         model,
         resolved,
@@ -242,11 +246,12 @@ def _place_all(
     empty = [name for name, value in values.items() if value.is_meta]
     if empty:
         _refuse_empty(model, "")
-    disk = [slots[0].name for slots, place in chosen if place == "disk"]
-    values.update(_written({name: values[name] for name in disk}, offload_dir))
+    disk = [slots[0] for slots, place in chosen if place == "disk"]
+    to_keep = [slot for slot in disk if offload_dir is not None or not slot.is_buffer]  # other buffers stay in memory
+    values.update(_written({slot.name: values[slot.name] for slot in to_keep}, offload_dir))
     for slots, place in chosen:
         value = values[slots[0].name]
-        held = replace(slots[0], value if place == "disk" else value.to(place))
+        held = replace(slots[0], value.to("cpu" if place == "disk" else place))
         for slot in slots[1:]:
             slot.put(held)
 
@@ -259,7 +264,7 @@ def _written(values: Mapping[str, torch.Tensor], offload_dir: str | Path | None)
     if offload_dir is None:
         raise SettingError(
             f"the device map puts {', '.join(to_write)} on disk: an offload_dir is needed to write them to",
-            hint="weights that were loaded from safetensors onto the disk need none",
+            hint="give offload_dir; weights that are views of safetensors files already need none",
         )
     offload_state_dict(offload_dir, to_write)
     written = OffloadedWeightsLoader(save_folder=offload_dir)

@@ -22,6 +22,7 @@ from accelkit.runtime.bigmodel.checkpoint import Checkpoint, Stored, open_checkp
 from accelkit.runtime.bigmodel.collecting import uncollected
 from accelkit.runtime.bigmodel.device_map import check_device_map, place_of
 from accelkit.runtime.bigmodel.failures import CheckpointFileError
+from accelkit.runtime.bigmodel.mapping import region_of
 from accelkit.runtime.bigmodel.naming import fit_names
 from accelkit.runtime.bigmodel.offload_files import (
     load_offload_index,
@@ -54,7 +55,13 @@ class Item:
     @property
     def must_be_written(self) -> bool:
         """Whether the checkpoint's own file cannot serve as its place on disk."""
-        return self.place == "disk" and not (self.source.is_mapped and self.source.dtype == self.dtype)
+        is_served = not self.source.size or (self.source.is_mapped and self.source.dtype == self.dtype)
+        return self.place == "disk" and not is_served
+
+    @property
+    def is_buffer(self) -> bool:
+        """Whether it is a buffer, which stays in memory where there is no folder to write it to."""
+        return self.slots[0].is_buffer
 
     def value(self) -> torch.Tensor:
         """What the checkpoint has, in its dtype and on its place; for the disk where the checkpoint has it."""
@@ -66,6 +73,8 @@ class Item:
 class Plan:
     """What loading is going to do."""
 
+    path: Path
+    """The checkpoint."""
     items: list[Item] = field(default_factory=list)
     missing: list[Slot] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -113,15 +122,59 @@ def load_checkpoint_in_model(
     """
     if offload_8bit_bnb or not full_state_dict:
         raise UnsupportedError("offload_8bit_bnb=True and full_state_dict=False are not available")
-    opened = read_on_rank_0(checkpoint, copy) if broadcast_from_rank0 else open_checkpoint(checkpoint, copy=copy)
+    opened = open_for(checkpoint, copy=copy, broadcast_from_rank0=broadcast_from_rank0)
+    plan = prepare(model, opened, device_map, dtype, keep_in_fp32_modules or (), strict=strict)
+    carry_out(model, plan, offload_folder)
+
+
+def open_for(checkpoint: str | Path, *, copy: bool, broadcast_from_rank0: bool) -> Checkpoint:
+    """The checkpoint as this rank reads it."""
+    return read_on_rank_0(checkpoint, copy) if broadcast_from_rank0 else open_checkpoint(checkpoint, copy=copy)
+
+
+def prepare(
+    model: nn.Module,
+    opened: Checkpoint,
+    device_map: Mapping[str, Any] | None,
+    dtype: Dtype,
+    keep: Collection[str] = (),
+    *,
+    strict: bool,
+) -> Plan:
+    """Check everything and say what is lacking; the model is not touched."""
     if device_map is not None:
         check_device_map(model, device_map)
-    plan = make_plan(model, opened, device_map, dtype, keep_in_fp32_modules or ())
-    _judge(plan, opened, strict)
-    if sharded.has_sharded(model):
-        fill_parts(model, plan)
-        return
-    carry_out(plan, offload_folder)
+    plan = make_plan(model, opened, device_map, dtype, keep)
+    _judge(plan, strict)
+    return plan
+
+
+def check_rest(model: nn.Module, plan: Plan, device_map: Mapping[str, Any], offload_folder: str | Path | None) -> None:
+    """Raise SettingError for tensors that the checkpoint lacks and that could not be dispatched: without a value, or a folder."""
+    given = {id(item.slots[0].tensor) for item in plan.items}
+    rest = [group for group in _groups(model) if id(group[0].tensor) not in given]
+    empty = [group[0].name for group in rest if group[0].tensor.is_meta]
+    if empty:
+        raise SettingError(
+            f"these tensors are on the meta device, without a value: {', '.join(empty)}",
+            hint=f"{plan.path} has no value for them, under any name they are tied to",
+        )
+    homeless = [
+        group[0].name
+        for group in rest
+        if offload_folder is None and _place(group, device_map) == "disk" and _is_to_be_written(group[0])
+    ]
+    if homeless:
+        raise SettingError(
+            f"the device map puts {', '.join(homeless)} on disk, for which {plan.path} has no value: "
+            "an offload_folder is needed to write what they are to",
+            hint="give offload_folder, or map them to a device",
+        )
+
+
+def _is_to_be_written(slot: Slot) -> bool:
+    value = slot.tensor.detach()
+    return not slot.is_buffer and bool(value.numel()) and region_of(value) is None
 
 
 def make_plan(
@@ -136,12 +189,12 @@ def make_plan(
     stored = fit_names(
         model, {slot.name for group in groups for slot in group if slot.is_persistent}, checkpoint.tensors
     )
-    plan = Plan(unexpected=[name for name in stored if name not in names])
+    plan = Plan(checkpoint.path, unexpected=[name for name in stored if name not in names])
     misfits = []
     for group in groups:
         source = next((stored[slot.name] for slot in group if slot.name in stored), None)
         if source is None:
-            plan.missing.extend(slot for slot in group[:1] if slot.is_persistent)
+            plan.missing.extend([slot for slot in group if slot.is_persistent][:1])
         elif source.shape != tuple(group[0].tensor.shape):
             misfits.append(
                 f"{group[0].name}: {list(source.shape)} in the checkpoint, {list(group[0].tensor.shape)} here"
@@ -179,22 +232,22 @@ def _dtype_of(group: Sequence[Slot], source: Stored, wanted: torch.dtype | None,
     return torch.float32 if kept else wanted
 
 
-def _judge(plan: Plan, checkpoint: Checkpoint, strict: bool) -> None:
+def _judge(plan: Plan, strict: bool) -> None:
     """Say which names have no counterpart: an error when strict, else a warning."""
     problems = []
     if plan.missing:
         empty = [slot.name for slot in plan.missing if slot.tensor.is_meta]
         kept = [slot.name for slot in plan.missing if not slot.tensor.is_meta]
         if empty:
-            problems.append(f"{checkpoint.path} has no value for {', '.join(empty)}: still on the meta device")
+            problems.append(f"{plan.path} has no value for {', '.join(empty)}: still on the meta device")
         if kept:
-            problems.append(f"{checkpoint.path} has no value for {', '.join(kept)}: left as before")
+            problems.append(f"{plan.path} has no value for {', '.join(kept)}: left as before")
     if plan.unexpected:
-        problems.append(f"{checkpoint.path} holds names that the model does not have: {', '.join(plan.unexpected)}")
+        problems.append(f"{plan.path} holds names that the model does not have: {', '.join(plan.unexpected)}")
     if problems and strict:
         raise CheckpointFileError("\n  ".join(problems), hint="strict=False loads what fits")
     for problem in problems:
-        warnings.warn(problem, stacklevel=3)
+        warnings.warn(problem, stacklevel=5)
 
 
 def fill_parts(model: nn.Module, plan: Plan) -> None:
@@ -217,15 +270,12 @@ def fill_parts(model: nn.Module, plan: Plan) -> None:
         sharded.fill(tensors[item.name], item.source.read())
 
 
-def carry_out(plan: Plan, offload_folder: str | Path | None) -> None:
+def carry_out(model: nn.Module, plan: Plan, offload_folder: str | Path | None) -> None:
     """Do what was planned. What must be written is written, and what may be damaged is read, before the model is touched."""
-    to_write = [item for item in plan.items if item.must_be_written]
-    ready = _write(to_write, offload_folder) if to_write else {}
-    for item in plan.items:
-        if item.name not in ready and not item.source.is_sound:
-            value = item.value()
-            if item.slots[0].tensor.is_meta:  # else both would be in memory: it is read again
-                ready[item.name] = value
+    if sharded.has_sharded(model):
+        fill_parts(model, plan)
+        return
+    ready = _made_ready(plan, offload_folder)
     for item in plan.items:
         held = replace(item.slots[0], ready[item.name] if item.name in ready else item.value())
         for slot in item.slots[1:]:
@@ -235,14 +285,28 @@ def carry_out(plan: Plan, offload_folder: str | Path | None) -> None:
         logger.info("loaded in another dtype: %s", ", ".join(changed).replace("torch.", ""))
 
 
+def _made_ready(plan: Plan, offload_folder: str | Path | None) -> dict[str, torch.Tensor]:
+    """The values that must be written, as views of what was written, and those that were read to see that they can be."""
+    to_write = [item for item in plan.items if item.must_be_written and not (item.is_buffer and offload_folder is None)]
+    ready = _write(to_write, offload_folder) if to_write else {}
+    for item in plan.items:
+        if item.name not in ready and not item.source.is_sound:
+            value = item.value()
+            if item.slots[0].tensor.is_meta:  # else both would be in memory: it is read again
+                ready[item.name] = value
+    return ready
+
+
 def _write(items: Sequence[Item], offload_folder: str | Path | None) -> dict[str, torch.Tensor]:
     """Write tensors to an offload folder, one at a time; returns them as views of their files."""
     if offload_folder is None:
         first = items[0]
+        is_cast = first.source.dtype != first.dtype
+        reason = f"{first.source.dtype}, wanted {first.dtype}" if is_cast else "it would have to be copied"
         raise SettingError(
             f"the device map puts {first.name} on disk, where {first.source.file} cannot serve it as it is "
-            f"({first.source.dtype}, wanted {first.dtype}): an offload_folder is needed",
-            hint="give offload_folder, or load a safetensors checkpoint without dtype",
+            f"({reason}): an offload_folder is needed",
+            hint="give offload_folder, or load a checkpoint that the safetensors library wrote, without dtype or copy",
         )
     offload_state_dict(offload_folder, _Converted(items))
     index = load_offload_index(offload_folder)

@@ -84,6 +84,11 @@ class SafetensorsFile:
         span = self.spans[name]
         return self._file.tensor(span.offset, span.dtype, span.shape)
 
+    def is_mapped(self, name: str) -> bool:
+        """Whether `view` costs nothing: a tensor that lies at an odd place for its dtype is copied there too."""
+        span = self.spans[name]
+        return span.offset % span.dtype.itemsize == 0
+
     def copy(self, name: str) -> torch.Tensor:
         """A tensor in memory of its own."""
         span = self.spans[name]

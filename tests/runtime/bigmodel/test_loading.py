@@ -98,6 +98,18 @@ def test_missing_and_unexpected_names_are_all_named(tmp_path: Path) -> None:
             load_checkpoint_in_model(loaded, tmp_path, device_map)
 
 
+def test_a_buffer_that_one_of_its_names_saves_must_be_in_the_checkpoint(tmp_path: Path) -> None:
+    """Whichever of its names comes first."""
+    model = nn.Sequential(nn.Module(), nn.Module(), nn.Linear(2, 2))
+    table = torch.zeros(3)
+    model[0].register_buffer("table", table, persistent=False)
+    model[1].register_buffer("table", table)
+    save_file({f"2.{name}": value for name, value in model[2].state_dict().items()}, tmp_path / "model.safetensors")
+
+    with pytest.raises(CheckpointFileError, match=r"no value for 1\.table"):
+        load_checkpoint_in_model(model, tmp_path, strict=True)
+
+
 def test_a_missing_tensor_cannot_be_dispatched(tmp_path: Path) -> None:
     """The error has its full name and the checkpoint that lacks it."""
     state = untied_state(make("decoder"))

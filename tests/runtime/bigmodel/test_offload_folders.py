@@ -1,13 +1,22 @@
 """Offload folders that were used before: what a model holds counts, what lies in the folder is for tensors without a value."""
 
+import itertools
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from accelkit import disk_offload, dispatch_model, init_empty_weights, load_checkpoint_and_dispatch
+from accelkit import (
+    disk_offload,
+    dispatch_model,
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
+    load_checkpoint_in_model,
+)
 from accelkit.runtime.bigmodel.mapping import region_of
 from accelkit.utils import OffloadedWeightsLoader
 
@@ -91,3 +100,61 @@ def test_conjugate_and_negated_tensors_are_written_with_their_values(tmp_path: P
     assert model.conjugate.tolist() == [1 - 2j]
     assert model.negated.tolist() == [-2.0]
     assert OffloadedWeightsLoader(save_folder=tmp_path)["negated"].tolist() == [-2.0]
+
+
+def test_a_buffer_stays_in_memory_where_no_folder_is_given(tmp_path: Path) -> None:
+    """One that no checkpoint holds, and one that would have to be cast."""
+    for state in (Masked(0).state_dict(), {**Masked(0).state_dict(), "mask": torch.full((4,), 3.0)}):
+        save_file(state, tmp_path / "model.safetensors")
+        model = load_checkpoint_and_dispatch(
+            Masked(3), tmp_path / "model.safetensors", device_map={"": "disk"}, offload_buffers=True
+        )
+        assert model.mask.tolist() == [3.0] * 4
+        assert region_of(model.layer.weight.detach()) is not None
+    save_file({"mask": torch.full((4,), 3.0)}, tmp_path / "model.safetensors")
+    part = Masked(0)
+    part.layer = nn.Identity()
+    load_checkpoint_in_model(part, tmp_path / "model.safetensors", {"": "disk"}, dtype=torch.float16)
+    assert part.mask.dtype == torch.float16
+    assert part.mask.tolist() == [3.0] * 4
+
+
+def unaligned(path: Path, model: nn.Module) -> None:
+    """A safetensors file whose values begin at an odd byte."""
+    state = {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
+    ends = list(itertools.accumulate(map(len, state.values())))
+    header: dict[str, Any] = {
+        name: {"dtype": "F32", "shape": list(value.shape), "data_offsets": [end - len(state[name]), end]}
+        for (name, value), end in zip(model.state_dict().items(), ends, strict=True)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (1 - len(text) % 4 if len(text) % 4 < 2 else 5 - len(text) % 4)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(state.values()))
+
+
+def test_what_cannot_be_on_disk_is_said_before_the_model_is_touched(tmp_path: Path) -> None:
+    """A weight that the checkpoint lacks, one without a value, and a file whose values cannot be used as they lie."""
+    path = tmp_path / "model.safetensors"
+    state = two_layers().state_dict()
+    del state["1.weight"]
+    save_file(state, path)
+    with init_empty_weights():
+        empty = two_layers()
+    model = two_layers()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    with (
+        pytest.warns(UserWarning, match=r"1\.weight"),
+        pytest.raises(ValueError, match=r"1\.weight on disk, .*offload_folder is needed"),
+    ):
+        load_checkpoint_and_dispatch(model, path, device_map={"": "disk"})
+    with pytest.warns(UserWarning, match=r"1\.weight"), pytest.raises(ValueError, match=r"without a value: 1\.weight"):
+        load_checkpoint_and_dispatch(empty, path, device_map={"": "disk"})
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    unaligned(path, source := two_layers())
+    with pytest.raises(ValueError, match=r"0\.weight on disk, .*would have to be copied"):
+        load_checkpoint_and_dispatch(model, path, device_map={"": "disk"})
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    load_checkpoint_and_dispatch(model, path, device_map={"": "disk"}, offload_folder=tmp_path / "folder")
+    assert all(torch.equal(source.state_dict()[name], value) for name, value in model.state_dict().items())
+    assert region_of(model[0].weight.detach()) is not None
