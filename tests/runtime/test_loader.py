@@ -59,6 +59,17 @@ def test_shuffled_epochs_differ_and_can_be_chosen(state: GradientState) -> None:
     assert epoch(fresh) == first
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_shuffling_follows_a_data_set_that_changes_its_length(state: GradientState, size: int) -> None:
+    """A data set that grows or shrinks between epochs is shuffled whole each time, and the length of the loader is true."""
+    data = Numbers(8)
+    loaders = World(size, state).prepare(lambda _: DataLoader(data, 2, shuffle=True))
+    for length in (8, 16, 4):
+        data.length = length
+        assert {len(loader) for loader in loaders} == {length // 2 // size}
+        assert sorted(epoch(loaders)) == list(range(length))
+
+
 def test_one_rank_and_two_see_the_same_order(state: GradientState) -> None:
     """A world of two, each with half of the batch size, has the global batches of one process."""
     torch.manual_seed(5)

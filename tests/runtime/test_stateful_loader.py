@@ -148,3 +148,12 @@ def test_attributes_are_those_that_the_loader_was_made_with(state: GradientState
     assert {name: getattr(loader, name) for name in given} == given
     assert (loader.batch_size, loader.drop_last) == (2, False)
     assert [[batch.tolist() for batch in loader] for _ in range(2)] == [[[1, 2], [3]]] * 2
+
+
+def test_shuffling_follows_a_data_set_that_grows(state: GradientState) -> None:
+    """The random sampler of torchdata, too, goes by the length that the data set has when an epoch begins."""
+    data = Numbers(8)
+    loader = World(1, state).prepare(lambda _: StatefulDataLoader(data, 2, shuffle=True))[0]
+    for length in (8, 16, 4):
+        data.length = length
+        assert sorted(epoch([loader])) == list(range(length))

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from accelkit.runtime.available import how_to_install
+from accelkit.runtime.data import sampler as samplers
 from accelkit.runtime.errors import MissingPackageError
 
 
@@ -103,7 +104,7 @@ def _torchs(sampler: Any) -> Any:
     """
     kind = type(sampler).__name__ if type(sampler).__module__.startswith("torchdata.") else ""
     if kind == "RandomSampler":
-        return RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples, sampler.generator)
+        return RandomSampler(*samplers.random_arguments(sampler))
     if kind == "BatchSampler":
         return BatchSampler(_torchs(sampler.sampler), sampler.batch_size, sampler.drop_last)
     return sampler

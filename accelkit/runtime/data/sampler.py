@@ -191,10 +191,13 @@ def agree(sampler: Any, seed: int) -> Any:
         made.data_seed = seed
         return made
     if type(sampler) is RandomSampler:
-        return SeedableRandomSampler(
-            sampler.data_source, sampler.replacement, sampler.num_samples, sampler.generator, seed
-        )
+        return SeedableRandomSampler(*random_arguments(sampler), seed)
     return IsolatedSampler(sampler, seed)  # a batch sampler as a whole: generators are exchanged once a batch
+
+
+def random_arguments(sampler: Any) -> tuple[Any, Any, Any, Any]:
+    """What torch's random sampler, or torchdata's, was made with; without a number of samples it follows the data set's length."""
+    return sampler.data_source, sampler.replacement, sampler._num_samples, sampler.generator  # noqa: SLF001
 
 
 def _is_random(sampler: Any) -> bool:
