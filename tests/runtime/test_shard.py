@@ -1,11 +1,12 @@
 """Which samples each rank gets: compared, for all small numbers, with the plain loop of one process."""
 
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from typing import Any
 
 import pytest
 
 from accelkit.runtime.data.shard import Plan, Round, Tail, count_rounds, deal, deal_order, everyone, mark_padding, own
+from accelkit.runtime.errors import SettingError
 
 LENGTHS = range(18)
 SIZES = (1, 2, 3, 4)
@@ -126,6 +127,25 @@ def test_a_short_batch_in_the_middle_is_left_alone() -> None:
     assert [batch for batch, _ in ranks[0]] == [[0, 1], [3, 4], [7, 0]]
     assert [batch for batch, _ in ranks[1]] == [[2], [5, 6], [1, 2]]
     assert list(chain(*gathered(ranks))) == list(range(8))
+
+
+@pytest.mark.parametrize("lengths", list(product((1, 3, 4, 6, 9), repeat=3)), ids=str)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_split_batches_of_any_length_are_divided_by_their_own(lengths: tuple[int, ...], drop_last: bool) -> None:
+    """With a batch size that not every batch has no sample is lost or kept twice, and ranks differ by one sample at most."""
+    starts = [sum(lengths[:index]) for index in range(len(lengths) + 1)]
+    batches = [list(range(low, high)) for low, high in pairwise(starts)]
+    plan = {"size": 2, "batch_size": 4, "drop_last": drop_last, "split": True}
+
+    even = deal_all(batches, **plan, even=True)
+    assert gathered(even) == batches
+    assert [len(shares) for shares in even] == [len(lengths)] * 2
+    assert all(len(one) == len(other) for (one, _), (other, _) in zip(*even, strict=True))
+    if 1 in lengths[:-1]:
+        with pytest.raises(SettingError, match="a batch of 1 amid the epoch"):
+            deal_all(batches, **plan, even=False)
+        return
+    assert gathered(deal_all(batches, **plan, even=False)) == batches
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4])

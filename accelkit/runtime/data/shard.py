@@ -11,8 +11,10 @@ of each rank's samples are real. Without `even` the ranks' shares differ, and so
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, cycle, islice
+from itertools import chain, cycle, islice, pairwise
 from typing import Any
+
+from accelkit.runtime.errors import SettingError
 
 Batch = Any
 """What a batch sampler yields: a list of indices, or, without a batch size, anything."""
@@ -153,7 +155,7 @@ def _divide(batches: list[Batch], head: list[Batch], plan: Plan, *, is_last: boo
     if plan.batch_size is None:
         return _deal_whole(batches, head, plan, measure)
     if plan.split:
-        return _slice_batch(batches[0], head, plan)
+        return _slice_batch(batches[0], head, plan, is_last=is_last)
     lengths = [len(batch) for batch in batches]
     if lengths == [plan.batch_size] * plan.size:
         return batches, None
@@ -178,17 +180,23 @@ def _deal_whole(batches: list[Batch], head: list[Batch], plan: Plan, measure: Me
     return [*batches, *again], Tail((*counts, *map(measure, again)), (*counts, *[0] * missing))
 
 
-def _slice_batch(batch: list[Any], head: list[Batch], plan: Plan) -> Round:
-    """A batch cut into one slice per rank."""
-    whole = plan.batch_size or 0
+def _slice_batch(batch: list[Any], head: list[Batch], plan: Plan, *, is_last: bool) -> Round:
+    """A batch cut into one slice per rank: by the batch size where it is a full one or a short last one, else by its own length."""
+    whole, length = plan.batch_size or 0, len(batch)
     share = whole // plan.size
-    if len(batch) == whole:
+    is_odd = length > whole or not is_last or plan.drop_last
+    if length == whole:
         return [batch[rank * share : (rank + 1) * share] for rank in range(plan.size)], None
-    if plan.drop_last:
-        return [], None
+    if length < plan.size and not (is_last or plan.even):
+        raise SettingError(
+            f"split_batches=True, even_batches=False: a batch of {length} amid the epoch cannot be divided among {plan.size} ranks",
+            hint=f"let the batch sampler make batches of at least {plan.size} samples, or use even_batches=True",
+        )
     if plan.even:
-        return _fill(batch, head, plan, share)
-    slices = [batch[rank * share : (rank + 1) * share] for rank in range(plan.size)]
+        return _fill(batch, head, plan, -(-length // plan.size) if is_odd else share)
+    share, more = divmod(length, plan.size) if is_odd else (share, 0)
+    bounds = [rank * share + min(rank, more) for rank in range(plan.size + 1)]
+    slices = [batch[low:high] for low, high in pairwise(bounds)]
     counts = tuple(map(len, slices))
     absent = tuple(rank for rank, count in enumerate(counts) if not count)
     return slices[: plan.size - len(absent)], Tail(counts, counts, absent)
