@@ -28,12 +28,21 @@ class Accumulation:
         """Count one micro-batch; True when it completes a window. The last batch of a loader always does."""
         state = self.state
         if state.take_end() and state.sync_with_dataloader:
-            self.step = 0
-            state.sync_gradients = True
+            self.complete()
         else:
             self.step += 1
             state.sync_gradients = self.step % state.num_steps == 0
         return state.sync_gradients
+
+    def complete(self) -> None:
+        """End the window with the micro-batch in use; the next one begins another."""
+        self.step = 0
+        self.state.sync_gradients = True
+
+    @property
+    def differs(self) -> bool:
+        """Whether some micro-batches synchronise gradients and others do not."""
+        return self.state.num_steps > 1 and not self.state.sync_each_batch
 
 
 class MicroBatch:

@@ -70,14 +70,19 @@ class TrainingMethods(ProcessActions):
     def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None = None) -> Iterator[None]:
         """A block in which ranks may run out of batches at different times: those that did answer the others' collectives.
 
-        `even_batches` overrides how prepared loaders of every kind end, for the block; True switches the joining off.
+        `even_batches` overrides how prepared loaders of every kind end, for the block; True switches the joining off. The last batch of
+        any rank completes the window of `accumulate` on all ranks.
         """
         loaders = [] if even_batches is None else list(self._dataloaders.objects)
         before = [loader.plan.even for loader in loaders]
         try:
             for loader in loaders:
                 loader.set_even(even_batches)
-            with self._strategy.join([engine(model) for model in joinables], enable=not even_batches):
+            with self._strategy.join(
+                [engine(model) for model in joinables],
+                enable=not even_batches,
+                complete=self._accumulation.complete if self._accumulation.differs else None,
+            ):
                 yield
         finally:
             for loader, even in zip(loaders, before, strict=True):

@@ -1,7 +1,8 @@
 """Dispatching: rank 0 reads for all ranks and hands out one batch to each.
 
 An epoch is opened by one broadcast that says how large the first rows are. Each step then is one broadcast of a row of bytes
-for every rank but rank 0, and says how large the next ones are; 0 is the end. What fails on rank 0 travels the same way.
+for every rank but rank 0, and says how large the next ones are: 0 is the end, and a negative size says that the row which follows holds
+nothing for this rank, whose last batch this is. What fails on rank 0 travels the same way.
 """
 
 import traceback
@@ -24,6 +25,8 @@ class _Parcel:
     """A round, ready to be sent."""
 
     rows: torch.Tensor
+    present: int
+    """How many ranks have a batch: the first ones."""
     value: Any = None
     """What rank 0 keeps."""
     tail: Tail | None = None
@@ -34,6 +37,12 @@ class _Parcel:
     def size(self) -> int:
         """Bytes of a row."""
         return self.rows.shape[1]
+
+    def announced(self) -> torch.Tensor:
+        """What the rows before say to each rank: how large this one is, negative where it holds nothing for the rank."""
+        sizes = torch.full((len(self.rows),), self.size)
+        sizes[max(self.present - 1, 0) :] *= -1
+        return sizes
 
 
 class DispatchFeed(Feed):
@@ -79,7 +88,7 @@ class DispatchFeed(Feed):
         while upcoming is not None:
             current = upcoming
             upcoming = next(parcels, None)
-            current.rows.view(torch.int64)[:, 0] = 0 if upcoming is None else upcoming.size
+            current.rows.view(torch.int64)[:, 0] = 0 if upcoming is None else upcoming.announced()
             self._handout.send(current.rows)
             if current.error is not None:
                 raise current.error
@@ -93,20 +102,20 @@ class DispatchFeed(Feed):
                     encoder.encode(values[rank], tail) if rank < len(values) else wire.Row(wire.NOTHING)
                     for rank, encoder in enumerate(encoders, 1)
                 ]
-                yield _Parcel(_write(rows), values[0], tail, marks)
+                yield _Parcel(_write(rows), len(values), values[0], tail, marks)
         except Exception as error:  # noqa: BLE001  (the ranks that wait must hear of it)
             rows = [wire.failure(traceback.format_exc())] * (self.plan.size - 1)
-            yield _Parcel(_write(rows), error=error)
+            yield _Parcel(_write(rows), self.plan.size, error=error)
 
     def _take(self) -> Iterator[Step]:
         decoder, size = wire.Decoder(), self._handout.hear()
         while size:
-            row = self._handout.receive(size)
+            row = self._handout.receive(abs(size))
             size, kind, value, tail = decoder.decode(row.pin_memory() if self._pin else row)
             if kind == wire.FAILURE:
                 raise BatchSourceError(f"rank 0 reads the data for all ranks, and failed:\n{value}")
             if kind == wire.BATCH:
-                yield value, tail, size == 0, ()
+                yield value, tail, size <= 0, ()
 
 
 def _write(rows: list[wire.Row]) -> torch.Tensor:

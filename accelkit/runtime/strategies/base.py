@@ -135,8 +135,13 @@ class Strategy(ABC):
         """A block in which backward synchronises gradients although the forward ran in a block of :meth:`no_sync`."""
         return NOTHING
 
-    def join(self, models: Sequence[nn.Module], *, enable: bool) -> AbstractContextManager[Any]:
-        """A block in which ranks may run out of batches at different times."""
+    def join(
+        self, models: Sequence[nn.Module], *, enable: bool, complete: Callable[[], None] | None = None
+    ) -> AbstractContextManager[Any]:
+        """A block in which ranks may run out of batches at different times.
+
+        `complete` ends this rank's accumulation window, where gradients are accumulated: called when another rank ends its own.
+        """
         return NOTHING
 
     def grad_norm(self, parameters: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:

@@ -1,19 +1,18 @@
 """Data parallel: every rank holds the whole model, gradients are averaged in backward (torch's DistributedDataParallel)."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 
 from accelkit.runtime import models
 from accelkit.runtime.settings import DistributedDataParallelKwargs, Handlers
 from accelkit.runtime.state import PartialState
-from accelkit.runtime.strategies import comm_hooks
+from accelkit.runtime.strategies import comm_hooks, joining
 from accelkit.runtime.strategies.base import NOTHING, Strategy
 
 
@@ -86,7 +85,9 @@ class DDPStrategy(Strategy):
         finally:
             model.require_backward_grad_sync = before
 
-    def join(self, models: Sequence[nn.Module], *, enable: bool) -> AbstractContextManager[Any]:
+    def join(
+        self, models: Sequence[nn.Module], *, enable: bool, complete: Callable[[], None] | None = None
+    ) -> AbstractContextManager[Any]:
         """Ranks that are out of batches answer the collectives of those that are not."""
-        wrapped: list[Joinable] = [model for model in models if isinstance(model, DistributedDataParallel)]
-        return Join(wrapped, enable=enable, throw_on_early_termination=False) if wrapped else NOTHING
+        wrapped = [model for model in models if isinstance(model, DistributedDataParallel)]
+        return joining.join(wrapped, complete, enable=enable) if wrapped else NOTHING

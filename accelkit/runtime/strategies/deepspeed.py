@@ -5,7 +5,7 @@ Model and optimizer may be prepared in any order: the engine is made when both a
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any, Final
@@ -222,7 +222,9 @@ class DeepSpeedStrategy(Strategy):
             for one, was in zip(trainings, before, strict=True):
                 one.boundary(value=was)
 
-    def join(self, models: Sequence[nn.Module], *, enable: bool) -> AbstractContextManager[Any]:
+    def join(
+        self, models: Sequence[nn.Module], *, enable: bool, complete: Callable[[], None] | None = None
+    ) -> AbstractContextManager[Any]:
         """Refused: a rank without batches cannot take part in DeepSpeed's exchanges."""
         if enable and self.state.num_processes > 1 and any(isinstance(one, DeepSpeedEngineWrapper) for one in models):
             raise UnsupportedError(

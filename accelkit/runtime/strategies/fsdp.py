@@ -6,7 +6,7 @@ The same strategy serves copies of a sharded model and layers divided among rank
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -158,7 +158,9 @@ class FSDPStrategy(Strategy):
             root.set_requires_gradient_sync(value)
             self._syncs[root] = value
 
-    def join(self, models: Sequence[nn.Module], *, enable: bool) -> AbstractContextManager[Any]:
+    def join(
+        self, models: Sequence[nn.Module], *, enable: bool, complete: Callable[[], None] | None = None
+    ) -> AbstractContextManager[Any]:
         """Refused: a rank without batches cannot take part in gathering parameters."""
         if enable and self.state.num_processes > 1 and _sharded_roots(models):
             raise UnsupportedError(

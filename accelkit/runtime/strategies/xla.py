@@ -5,7 +5,7 @@ runs and computed where it ends: after an optimizer's step, and before each batc
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
@@ -146,7 +146,9 @@ class XlaStrategy(Strategy):
         """Average gradients in this backward."""
         return self._syncing(value=True) if self.state.num_processes > 1 else NOTHING
 
-    def join(self, models: Sequence[nn.Module], *, enable: bool) -> AbstractContextManager[Any]:
+    def join(
+        self, models: Sequence[nn.Module], *, enable: bool, complete: Callable[[], None] | None = None
+    ) -> AbstractContextManager[Any]:
         """Refused: a device without batches computes nothing, and the others would wait for it."""
         if enable and self.state.num_processes > 1:
             raise UnsupportedError(
