@@ -160,3 +160,16 @@ def test_an_interrupted_build_ends_at_once_and_leaves_the_image(tmp_path: Path, 
         "the build's processes are gone",
         10,
     )
+
+
+def test_what_is_up_to_date_is_pushed_too(tmp_path: Path, tag: str) -> None:
+    """--push is about the registry, whatever the engine has: one that does not answer is a failure, not "up to date"."""
+    nowhere = f"localhost:1/{tag}"
+    subprocess.run(["docker", "tag", IMAGE, nowhere], check=True)
+    try:
+        done = command([*BUILD, "--tag", nowhere, "--push"], cwd=tmp_path)
+    finally:
+        subprocess.run(["docker", "rmi", nowhere], capture_output=True, check=False)
+
+    assert done.code == 125
+    assert "docker push: " in done.err

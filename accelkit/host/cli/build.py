@@ -78,6 +78,8 @@ def _decide(
     from accelkit.host.image import output as outputs
 
     debian.check(tuple(config.apt))
+    if how["tag"] is not None:
+        outputs.check_tag(how["tag"])
     place = outputs.parse(output, push=push, folder=Path.cwd(), name=image)
     how |= {"output": place, **_runtime(bake)}
     if from_bundle is not None:

@@ -20,7 +20,7 @@ from accelkit.host.errors import BuildError, ImageNotFound
 from accelkit.host.image import catalogue, contexts, kept, progress
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import LockedImage
-from accelkit.host.image.output import Output
+from accelkit.host.image.output import Output, check_tag, push
 from accelkit.host.image.resolve import resolve
 
 if TYPE_CHECKING:
@@ -94,12 +94,15 @@ def plan(inputs: Inputs, options: Options, locked: LockedImage | None = None) ->
         digest += f"+{options.runtime_digest.removeprefix('sha256:')[:16]}"
     if options.reproducible:
         digest += "+reproducible"
-    tag = options.tag or images.image_tag(inputs.spec.name)
+    tag = images.image_tag(inputs.spec.name) if options.tag is None else check_tag(options.tag)
     return BuildPlan(inputs=inputs, locked=locked, options=options, tag=tag, digest=digest)
 
 
 def build(decided: BuildPlan, show: Callable[[str], None], *, force: bool = False) -> Built:
-    """Build, unless the tag already is this very build. `show` gets each line of BuildKit's progress. Raises BuildError."""
+    """Build, unless the tag already is this very build; push it in either case where that is asked for.
+
+    `show` gets each line of BuildKit's progress. Raises BuildError.
+    """
     started = time.monotonic()
     client = engine.connect()
     output = decided.options.output
@@ -111,9 +114,7 @@ def build(decided: BuildPlan, show: Callable[[str], None], *, force: bool = Fals
     with kept.keeping(client, decided.tag, before.id if before else None) as kept_as:
         there = not force and _is_there(decided, before, client)
         made = None if there else _made(decided, show)
-    found = _find(decided.tag, client)
-    if found is None:
-        raise BuildError(f"{decided.tag}: built, but the engine has no such image", hint="docker images")
+    found = _finished(decided, client)
     return Built(
         tag=decided.tag,
         id=found.id,
@@ -132,6 +133,16 @@ def _made(decided: BuildPlan, show: Callable[[str], None]) -> tuple[LockedImage,
     return locked, _run(replace(decided, locked=locked), show)
 
 
+def _finished(decided: BuildPlan, client: "DockerClient") -> "_Found":
+    """What the tag is after the build, pushed where that is asked for, also when there was nothing to build."""
+    found = _find(decided.tag, client)
+    if found is None:
+        raise BuildError(f"{decided.tag}: built, but the engine has no such image", hint="docker images")
+    if decided.options.output.push:
+        push(decided.tag)
+    return found
+
+
 def _is_there(decided: BuildPlan, before: "_Found | None", client: "DockerClient") -> bool:
     """Whether this very build is on the engine already, under its tag or (which then gets the tag back) another."""
     if before is not None and before.digest == decided.digest:
@@ -144,7 +155,7 @@ def _is_there(decided: BuildPlan, before: "_Found | None", client: "DockerClient
 
 
 def argv(decided: BuildPlan) -> list[str]:
-    """The buildx command, less the contexts and secrets that are made when it runs."""
+    """The buildx command, less the contexts, secrets and files that are made when it runs."""
     inputs, options = decided.inputs, decided.options
     words = [
         "docker",
@@ -168,7 +179,7 @@ def argv(decided: BuildPlan) -> list[str]:
     words += [f"--label={k}={v}" for k, v in labels(decided).items()]
     words += [f"--network={inputs.network}"] if inputs.network else []
     words += ["--no-cache"] if options.no_cache else []
-    return words + options.output.words(decided.tag, reproducible=options.reproducible)
+    return words
 
 
 def base_reference(inputs: Inputs) -> str:
@@ -195,7 +206,8 @@ def labels(decided: BuildPlan) -> dict[str, str]:
 
 def command(decided: BuildPlan) -> str:
     """The command for `--print`; the contexts that kit makes are shown by what is in them."""
-    words = argv(decided)
+    options = decided.options
+    words = [*argv(decided), *options.output.shown(decided.tag, reproducible=options.reproducible)]
     more = [
         f"--build-context=shared={catalogue.scripts()}",
         f"--build-context=wheels={decided.inputs.wheels or 'EMPTY_FOLDER'}",
@@ -226,22 +238,29 @@ def _find(tag: str, client: "DockerClient") -> _Found | None:
 
 
 def _run(decided: BuildPlan, show: Callable[[str], None]) -> tuple[progress.Step, ...]:
+    options = decided.options
+    with (
+        contexts.made(decided.inputs, _locked(decided), options.bundle, options.runtime) as extra,
+        options.output.made(decided.tag, reproducible=options.reproducible) as where,
+    ):
+        return _run_buildx(decided, [*argv(decided), *where, *extra, str(decided.dockerfile.parent)], show)
+
+
+def _run_buildx(decided: BuildPlan, words: list[str], show: Callable[[str], None]) -> tuple[progress.Step, ...]:
     log = _log_file(decided.name)
     lines: list[str] = []
-    with contexts.made(decided.inputs, _locked(decided), decided.options.bundle, decided.options.runtime) as extra:
-        child = process.Child([*argv(decided), *extra, str(decided.dockerfile.parent)], stderr=process.TO_STDOUT)
-        try:
-            with log.open("w", encoding="utf-8") as file:
-                for line in child.lines():
-                    file.write(line + "\n")
-                    lines.append(line)
-                    show(line)
-            code = child.wait()
-        finally:
-            child.kill_group()
+    child = process.Child(words, stderr=process.TO_STDOUT)
+    try:
+        with log.open("w", encoding="utf-8") as file:
+            for line in child.lines():
+                file.write(line + "\n")
+                lines.append(line)
+                show(line)
+        code = child.wait()
+    finally:
+        child.kill_group()
     if code:
         raise BuildError(f"{decided.tag}: {progress.failure(lines, _locked(decided))}", hint=f"the whole log: {log}")
-    decided.options.output.finish(decided.tag)
     return progress.steps(lines)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accelkit.host.errors import DriftError, KitError, UsageError
-from accelkit.host.image import archive, bundle, output, progress
+from accelkit.host.image import archive, bundle, progress
 from accelkit.host.image.lockfile import Lock, LockedBase, LockedImage, Package, write
 
 Files = dict[str, tuple[bytes, int, int]]
@@ -125,18 +125,6 @@ def test_a_bundle_is_checked_file_by_file(tmp_path: Path) -> None:
     wheel.unlink()
     with pytest.raises(DriftError, match=r"torch.whl: missing"):
         bundle.read(tmp_path, "cpu")
-
-
-def test_outputs_are_read_from_one_flag(tmp_path: Path) -> None:
-    """Kind and file; pushing an archive and folders that are not there are refused."""
-    assert output.parse("oci", push=False, folder=tmp_path, name="cpu").file == tmp_path / "accelkit-cpu.oci.tar"
-    assert output.parse("tar=x.tar", push=False, folder=tmp_path, name="cpu").words("t:1", reproducible=True) == [
-        f"--output=type=docker,name=t:1,rewrite-timestamp=true,dest={tmp_path / 'x.tar'}"
-    ]
-    assert output.parse(None, push=True, folder=tmp_path, name="cpu").words("t:1", reproducible=False) == ["--load"]
-    for text, push in (("zip", False), ("tar", True), ("tar=no/where.tar", False)):
-        with pytest.raises(UsageError):
-            output.parse(text, push=push, folder=tmp_path, name="cpu")
 
 
 def test_progress_tells_steps_times_and_the_file_that_is_not_the_locked_one() -> None:
