@@ -11,12 +11,21 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from accelkit.runtime import structure
 from accelkit.runtime.bigmodel.device_map import REACHES_IN, place_of
 from accelkit.runtime.bigmodel.empty import like_parameter
 from accelkit.runtime.bigmodel.hooks import ModelHook, ThreadStack, Users, add_hook_to_module
+from accelkit.runtime.bigmodel.inputs import aligned, find_device
 from accelkit.runtime.bigmodel.offload_files import PrefixedDataset
-from accelkit.runtime.bigmodel.tensors import Slot, all_slots, full_device, join, own_slots, replace, version_of
+from accelkit.runtime.bigmodel.tensors import (
+    Slot,
+    all_slots,
+    full_device,
+    is_transformed,
+    join,
+    own_slots,
+    replace,
+    version_of,
+)
 from accelkit.runtime.errors import SettingError
 
 TiedMap = MutableMapping[int, dict[torch.device, torch.Tensor]]
@@ -196,6 +205,8 @@ class AlignDevicesHook(ModelHook):
             self._brought.append((slot, rest, version_of(slot.tensor)))
 
     def _on(self, device: torch.device, homes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if any(is_transformed(home) for home in homes):
+            return [home.to(device) for home in homes]
         if self.feed is not None:
             return self.feed.take(self.key, [home.detach() for home in homes])
         result = []
@@ -253,37 +264,6 @@ class AlignDevicesHook(ModelHook):
 
 def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     return like_parameter(tensor, data) if isinstance(tensor, nn.Parameter) else data
-
-
-def aligned(data: Any, device: torch.device, skip_keys: Sequence[str] = ()) -> Any:
-    """The same structure on a device. Whatever of it is there already is handed on as it is, so that a caller's list can be filled."""
-    if _is_there(data, device, skip_keys):
-        return data
-    if type(data) is tuple:
-        return tuple(aligned(value, device, skip_keys) for value in data)
-    if type(data) is dict:
-        return {key: value if key in skip_keys else aligned(value, device, skip_keys) for key, value in data.items()}
-    return structure.move(data, device, skip_keys=skip_keys)
-
-
-def _is_there(data: Any, device: torch.device, skip_keys: Sequence[str]) -> bool:
-    def stop(value: Any) -> bool:
-        return hasattr(value, "to")
-
-    if isinstance(data, Mapping) and not hasattr(data, "to"):
-        return all(_is_there(value, device, skip_keys) for key, value in data.items() if key not in skip_keys)
-    for leaf in structure.leaves(data, stop=stop):
-        if isinstance(leaf, torch.Tensor):
-            if leaf.device != device:
-                return False
-        elif hasattr(leaf, "to") and not isinstance(leaf, type):
-            return False
-    return True
-
-
-def find_device(data: Any) -> torch.device | None:
-    """The device of the first tensor of a structure; None without one."""
-    return next((leaf.device for leaf in structure.leaves(data) if isinstance(leaf, torch.Tensor)), None)
 
 
 def attach_execution_device_hook(

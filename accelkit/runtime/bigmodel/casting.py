@@ -7,8 +7,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from accelkit.runtime.bigmodel.align import aligned
 from accelkit.runtime.bigmodel.hooks import ModelHook, Users, add_hook_to_module, remove_hook_from_module
+from accelkit.runtime.bigmodel.inputs import aligned
 from accelkit.runtime.bigmodel.tensors import own_slots, replace
 
 CASTED: Final = (

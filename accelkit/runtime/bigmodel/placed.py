@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from accelkit.runtime import structure
-from accelkit.runtime.bigmodel.align import AlignDevicesHook, Feed, aligned, find_device
+from accelkit.runtime.bigmodel.align import AlignDevicesHook, Feed
 from accelkit.runtime.bigmodel.hooks import GuardedMethod, ModelHook, ThreadStack
-from accelkit.runtime.bigmodel.tensors import Slot, all_slots, full_device, own_slots, replace
+from accelkit.runtime.bigmodel.inputs import aligned, find_device
+from accelkit.runtime.bigmodel.tensors import Slot, all_slots, full_device, is_transformed, own_slots, replace
 from accelkit.runtime.errors import UnsupportedError
 
 
@@ -72,14 +73,16 @@ class WholeModelHook(ModelHook):
 
     def pre_forward(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """See ModelHook."""
+        refuses = (
+            self.offloads and torch.is_grad_enabled() and any(value.requires_grad for value in module.parameters())
+        )
+        if refuses and _is_in_grad():
+            raise _refusal(type(module).__name__)
         if self.feed is not None:
             self.feed.start()
         inputs = (
             aligned(args, self.execution_device, self.skip_keys),
             aligned(kwargs, self.execution_device, self.skip_keys),
-        )
-        refuses = (
-            self.offloads and torch.is_grad_enabled() and any(value.requires_grad for value in module.parameters())
         )
         self._entered.items.append((find_device([args, kwargs]), refuses))
         return inputs
@@ -137,17 +140,41 @@ def _without_backward(module: nn.Module, output: Any) -> Any:
 class _NoBackward(torch.autograd.Function):
     """The same values; a backward through them is an error that says why."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, name: str, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        ctx.name = name
-        return value.data  # not a view, so that the output can be changed in place
+    def forward(anchor: torch.Tensor, name: str, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return (
+            value.clone() if is_transformed(value) else value.data
+        )  # not a view, so that the output can be changed in place
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG004
+        ctx.name = inputs[1]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:  # noqa: ARG004
+        return tangents[2].clone()  # forward mode needs nothing of weights that are gone
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ARG004
-        raise UnsupportedError(
-            f"backward through {ctx.name}, which is partly offloaded: its weights get no gradients",
-            hint="train it on devices that hold all of it; to train what comes before or after it, freeze it: requires_grad_(False)",
-        )
+        raise _refusal(ctx.name)
+
+
+def _refusal(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"backward through {name}, which is partly offloaded: its weights get no gradients",
+        hint="train it on devices that hold all of it; to train what comes before or after it, freeze it: requires_grad_(False)",
+    )
+
+
+def _is_in_grad() -> bool:
+    """Whether this runs in a function of torch.func.grad or vjp, whose backward would take what has no gradient for zero."""
+    if torch.compiler.is_compiling():
+        return False
+    functions = torch._C._functorch  # noqa: SLF001  (torch has no public name for it)
+    stack = functions.get_interpreter_stack() or ()
+    return any(level.key() == functions.TransformType.Grad for level in stack)
 
 
 def guard_moves(model: nn.Module) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from accelkit.runtime.bigmodel.mapping import Region, merged, region_of
-from accelkit.runtime.bigmodel.tensors import all_slots, own_slots
+from accelkit.runtime.bigmodel.tensors import all_slots, is_transformed, own_slots
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,8 @@ class Readahead:
         self._budget = budget
         self._order = Order(list(members))
         self._reset()
+        for key in members:
+            self._regions(key)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
@@ -195,7 +197,7 @@ class Readahead:
             if not over or self._members[key].stays or key not in self._ready:
                 return
             del self._ready[key]
-        for region in self._groups[key]:
+        for region in self._regions(key):
             region.drop()
 
     def _window(self) -> int:
@@ -250,16 +252,22 @@ class Readahead:
         return 0 if self._members[key].stays else self._size(key)
 
     def _size(self, key: str) -> int:
-        if key not in self._sizes:
-            self._sizes[key] = sum(region.size for region in self._regions(key))
-        return self._sizes[key]
+        size = self._sizes.get(key)
+        if size is None:
+            size = sum(region.size for region in self._regions(key))
+            if key in self._groups:
+                self._sizes[key] = size
+        return size
 
     def _regions(self, key: str) -> list[Region]:
-        """The mapped memory of a module's tensors, looked up once."""
+        """The mapped memory of a module's tensors, looked up once. What torch.func puts in their place for a while does not count."""
         found = self._groups.get(key)
         if found is None:
             member = self._members[key]
             slots = all_slots(member.module) if member.whole else own_slots(member.module)
-            regions = (region_of(slot.tensor.detach()) for slot in slots)
+            tensors = [slot.tensor for slot in slots]
+            if any(is_transformed(tensor) for tensor in tensors):
+                return []
+            regions = (region_of(tensor.detach()) for tensor in tensors)
             found = self._groups[key] = merged(region for region in regions if region is not None)
         return found

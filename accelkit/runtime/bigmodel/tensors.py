@@ -131,6 +131,12 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version  # noqa: SLF001  (torch tells it nowhere else)
 
 
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether it stands for a tensor in a function that torch.func transforms, and has no memory of its own."""
+    found: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001  (torch has no public name for it)
+    return found
+
+
 def set_module_tensor_to_device(
     module: nn.Module,
     tensor_name: str,

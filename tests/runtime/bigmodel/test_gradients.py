@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributions import Independent, Normal
+from torch.func import functional_call, grad, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
 from accelkit import cpu_offload, dispatch_model
@@ -91,3 +92,49 @@ def test_no_gradient_is_lost_in_silence(tmp_path: Path) -> None:
             tensor.abs().sum().backward()
         if not isinstance(made, torch.Tensor):
             assert torch.equal(made.log_prob(x), kind(Net()(x)).log_prob(x))
+
+
+X = torch.ones(3, 4)
+ONE = {name: value.detach() for name, value in Net().named_parameters()}
+TWO = {name: torch.stack([value, value + 1]) for name, value in ONE.items()}
+TRANSFORMED: dict[str, Callable[[nn.Module], torch.Tensor]] = {
+    "vmap over weights": lambda model: vmap(lambda weights: functional_call(model, weights, (X,)))(TWO),
+    "vmap over inputs": lambda model: vmap(model)(X),
+    "jvp of inputs": lambda model: jvp(lambda x: model(x) + x, (X,), (X,))[1],
+    "jvp of weights": lambda model: jvp(lambda weights: functional_call(model, weights, (X,)), (ONE,), (ONE,))[1],
+    "grad of inputs": lambda model: grad(lambda x: (model(x) + x).sum())(X),
+    "vmap of grad": lambda model: vmap(grad(lambda x: (model(x) + x).sum()))(X),
+    "grad of weights": lambda model: grad(lambda weights: functional_call(model, weights, (X,)).sum())(ONE)[
+        "first.bias"
+    ],
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")  # torch's own, in jvp
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transformed_functions_are_right_or_refused(tmp_path: Path, name: str, records: bool, frozen: bool) -> None:
+    """Of a model that has not run yet, and again. What needs gradients of weights, or through weights that want some, is refused."""
+    transformed, model = TRANSFORMED[name], placed(Net().requires_grad_(not frozen), tmp_path)
+    with torch.set_grad_enabled(records):
+        expected = transformed(Net().requires_grad_(not frozen))
+        for _ in range(2):
+            if "grad" not in name or (frozen and name != "grad of weights"):
+                assert torch.allclose(transformed(model), expected)
+            else:
+                with pytest.raises(RuntimeError, match="backward through Net, which is partly offloaded"):
+                    transformed(model)
+    with torch.no_grad():
+        assert torch.equal(model(X), Net()(X))
+
+
+def test_transformed_weights_are_brought_to_where_a_module_runs() -> None:
+    """With meta as a device that computes shapes."""
+    model = cpu_offload(Net(), execution_device="meta")
+    with torch.no_grad():
+        made = vmap(lambda weights: functional_call(model, weights, (X.to("meta"),)))(TWO)
+
+    assert made.shape == (2, 3, 4)
+    assert made.device.type == "meta"
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
