@@ -7,7 +7,7 @@ or written. What must be on disk in another dtype, or comes from a form that can
 
 import logging
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from accelkit.runtime.bigmodel.offload_files import (
     load_offloaded_weight,
     offload_state_dict,
 )
+from accelkit.runtime.bigmodel.own_ways import convert
 from accelkit.runtime.bigmodel.sizes import Dtype, as_dtype
 from accelkit.runtime.bigmodel.tensors import Slot, all_slots, replace
 from accelkit.runtime.errors import SettingError, UnsupportedError
@@ -78,6 +79,10 @@ class Plan:
     items: list[Item] = field(default_factory=list)
     missing: list[Slot] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
+    missing_state: list[str] = field(default_factory=list)
+    """Extra state, which is no tensor of the model."""
+    afterwards: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be done when all tensors are in their places."""
 
 
 @uncollected()
@@ -186,16 +191,21 @@ def make_plan(
         raise SettingError(f"dtype={dtype!r}: tensors cannot be loaded as that", hint="give a torch.dtype")
     groups = list(_groups(model))
     names = {slot.name for group in groups for slot in group}
-    stored = fit_names(
+    fitting = fit_names(
         model, {slot.name for group in groups for slot in group if slot.is_persistent}, checkpoint.tensors
     )
+    converted = convert(model, fitting, checkpoint.path, tensors=not sharded.has_sharded(model))
+    stored = converted.tensors
     plan = Plan(checkpoint.path, unexpected=[name for name in stored if name not in names])
+    plan.missing_state, plan.afterwards = converted.missing, converted.afterwards
     misfits = []
     for group in groups:
         source = next((stored[slot.name] for slot in group if slot.name in stored), None)
         if source is None:
             plan.missing.extend([slot for slot in group if slot.is_persistent][:1])
-        elif source.shape != tuple(group[0].tensor.shape):
+        elif source.shape != tuple(group[0].tensor.shape) and converted.own_shapes.isdisjoint(
+            slot.name for slot in group
+        ):
             misfits.append(
                 f"{group[0].name}: {list(source.shape)} in the checkpoint, {list(group[0].tensor.shape)} here"
             )
@@ -235,9 +245,9 @@ def _dtype_of(group: Sequence[Slot], source: Stored, wanted: torch.dtype | None,
 def _judge(plan: Plan, strict: bool) -> None:
     """Say which names have no counterpart: an error when strict, else a warning."""
     problems = []
-    if plan.missing:
+    if plan.missing or plan.missing_state:
         empty = [slot.name for slot in plan.missing if slot.tensor.is_meta]
-        kept = [slot.name for slot in plan.missing if not slot.tensor.is_meta]
+        kept = [slot.name for slot in plan.missing if not slot.tensor.is_meta] + plan.missing_state
         if empty:
             problems.append(f"{plan.path} has no value for {', '.join(empty)}: still on the meta device")
         if kept:
@@ -274,7 +284,13 @@ def carry_out(model: nn.Module, plan: Plan, offload_folder: str | Path | None) -
     """Do what was planned. What must be written is written, and what may be damaged is read, before the model is touched."""
     if sharded.has_sharded(model):
         fill_parts(model, plan)
-        return
+    else:
+        _fill(plan, offload_folder)
+    for do in plan.afterwards:
+        do()
+
+
+def _fill(plan: Plan, offload_folder: str | Path | None) -> None:
     ready = _made_ready(plan, offload_folder)
     for item in plan.items:
         held = replace(item.slots[0], ready[item.name] if item.name in ready else item.value())
