@@ -4,11 +4,12 @@ python -m tests.distributed.joining_checks FOLDER
 """
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from accelkit import Accelerator, DataLoaderConfiguration
 from tests.support.checks import run_checks
@@ -74,6 +75,31 @@ def check_the_end_of_a_block_is_its_end(acc: Accelerator) -> None:
             model(torch.ones(1, 1))
     assert acc.gather(torch.ones(1)).tolist() == [1.0] * acc.num_processes
     acc.free_memory()
+
+
+class Divided(IterableDataset[Any]):
+    """Numbers, divided among workers."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info: Any = get_worker_info()
+        return (torch.tensor([float(n)]) for n in range(info.id, self.length, info.num_workers))
+
+
+def check_joining_streams_of_several_workers(acc: Accelerator) -> None:
+    """Where every worker's stream ends with a round that not all ranks have part in, training goes through with every sample."""
+    length = 2 * (4 * acc.num_processes + 1)
+    for dispatch in (None, False):
+        model, loader = uneven(acc, line(), DataLoader(Divided(length), 4, num_workers=2), dispatch_batches=dispatch)
+        seen = []
+        with acc.join_uneven_inputs([model]):
+            for batch in loader:
+                acc.backward(model(batch).sum())
+                seen += batch.flatten().tolist()
+        assert sorted(acc.gather_object(seen)) == list(range(length))
+        acc.free_memory()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import io
 import random
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -175,6 +176,34 @@ def test_workers_streams_go_on_where_each_of_them_was(
     other = World(1, state).prepare(lambda _: DataLoader(dataset(13), 2, num_workers=3 - workers))
     with pytest.raises(SettingError, match=f"num_workers={3 - workers}"):
         other[0].load_state_dict(first[0].state_dict())
+
+
+def ragged(loaders: list[PreparedLoader]) -> list[list[Any]]:
+    """What is left of an epoch, for each step what every rank has that has any."""
+    steps = zip_longest(*(iter(loader) for loader in loaders))
+    return [[batch.tolist() for batch in batches if batch is not None] for batches in steps]
+
+
+@pytest.mark.parametrize("dataset", [Seekable, Divided])
+@pytest.mark.parametrize(("split", "length", "batch"), [(False, 19, 2), (True, 18, 6)])
+def test_ranks_without_a_batch_have_had_their_last_one(
+    state: GradientState, dataset: type, split: bool, length: int, batch: int
+) -> None:
+    """Streams of several workers that end in rounds not all ranks have part in: only the epoch's last round does; so after a resume."""
+
+    def make() -> list[PreparedLoader]:
+        world = World(3, state, even_batches=False, split_batches=split)
+        return world.prepare(lambda _: DataLoader(dataset(length), batch, num_workers=2))
+
+    wanted = ragged(make())
+    assert [len(step) for step in wanted] == [3] * (len(wanted) - 1) + [1]
+    assert sorted(sample for step in wanted for share in step for sample in share) == list(range(length))
+    for stop in range(1, len(wanted)):
+        first, second = make(), make()
+        seen = take([iter(loader) for loader in first], stop)
+        for before, after in zip(first, second, strict=True):
+            after.load_state_dict(through_file(before.state_dict()))
+        assert seen + ragged(second) == wanted
 
 
 def test_resuming_map_style_data_reads_nothing_before(state: GradientState) -> None:

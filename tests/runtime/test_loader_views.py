@@ -4,6 +4,7 @@ import collections
 import copy
 import dataclasses
 import pickle
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -67,6 +68,35 @@ def test_skipping_reads_and_draws_nothing(state: GradientState) -> None:
     wanted = torch.cat(list(DataLoader(Numbers(20), 2, shuffle=True))).tolist()
     torch.manual_seed(0)
     assert torch.cat(list(skip_first_batches(DataLoader(Numbers(20), 2, shuffle=True), 4))).tolist() == wanted[8:]
+
+
+class Moving(Stream):
+    """A stream whose position lives on the data set: iterating goes on from there."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.length:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is."""
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go there."""
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_skipping_loses_nothing_of_a_stream_that_goes_on(state: GradientState, size: int) -> None:
+    """Looking at the epoch's first samples, which fill its last round, moves no position on the data set."""
+    loaders = World(size, state).prepare(lambda _: DataLoader(Moving(41), 4))
+    for skip in (0, 1, 3):
+        views = [skip_first_batches(loader, skip) for loader in loaders]
+        assert epoch(views) == list(range(skip * size * 4, 41))
 
 
 def test_a_view_shares_epochs_with_its_loader(state: GradientState) -> None:

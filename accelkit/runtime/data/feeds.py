@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from accelkit.runtime.data.batches import RankBatches
 from accelkit.runtime.data.shard import Plan, Tail, count_rounds
-from accelkit.runtime.data.stream import Delivered, Mark, Place, Start, StreamShare
+from accelkit.runtime.data.stream import Delivered, Mark, Place, Start, StreamShare, regroup
 
 Delivery = tuple[list[Any], Tail | None, tuple[Mark, ...]]
 """The batches of a round, its tail, and where streams stand behind it."""
@@ -154,12 +155,10 @@ class StreamFeed(Feed):
             start = Start((Place(origin.position),))
         source = self._begin(start or Start())
         passed: dict[int, Mark] = {}
-        for _ in range(skip):
-            delivered = next(source, None)
-            if delivered is not None:
-                passed[delivered.mark.worker] = delivered.mark
+        for delivered in islice(source, skip):
+            passed.update((mark.worker, mark) for mark in delivered.marks)
         for delivered in source:
-            marks = (*passed.values(), delivered.mark)
+            marks = (*passed.values(), *delivered.marks)
             passed.clear()
             yield delivered.values, delivered.tail, marks
 
@@ -170,4 +169,4 @@ class StreamFeed(Feed):
         self.share.start, self._rotated = start, elsewhere
         source = iter(self.base)
         self.share.start = Start()
-        return source
+        return regroup(source, self.plan, every=self.share.every)

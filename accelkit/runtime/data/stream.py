@@ -50,7 +50,8 @@ class Raw:
 
     parts: list[Any]
     tail: Tail | None
-    mark: Mark
+    marks: tuple[Mark, ...]
+    """Behind the round; behind each part where some ranks have none in it."""
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Delivered:
 
     values: list[Any]
     tail: Tail | None
-    mark: Mark
+    marks: tuple[Mark, ...]
 
     def pin_memory(self) -> "Delivered":
         """Pin what is inside."""
@@ -76,7 +77,7 @@ class StreamShare(IterableDataset[Raw]):
         self.plan = plan
         self.start = Start()
         """Where the next iteration begins; every later one begins at the beginning."""
-        self._every = every
+        self.every = every
 
     def __iter__(self) -> Iterator[Raw]:
         start, self.start = self.start, Start()
@@ -86,35 +87,43 @@ class StreamShare(IterableDataset[Raw]):
 
     def _read(self, worker: int, place: Place) -> Iterator[Raw]:
         plan = self.plan
-        first = self._first_round(place)
+        first, items = self._enter(place)
         places: deque[Place] = deque()
-        batches = self._follow(self._enter(place), place.read, places)
+        batches = self._follow(items, place.read, places)
         rounds: Iterator[shard.Round]
         if plan.batch_size is None and plan.split and plan.size > 1:
             rounds = (cut.slices(batch, plan.size) for batch in batches)
         else:
             rounds = shard.deal(batches, plan, shard.everyone(plan), first=first, measure=cut.count)
         for shares, tail in rounds:
-            for _ in range(min(plan.per_round, len(places))):
-                place = places.popleft()
-            parts = shares if self._every else shares[plan.rank : plan.rank + 1]
-            if parts:
-                yield Raw(parts, tail, Mark(worker, place))
+            passed = [places.popleft() for _ in range(min(plan.per_round, len(places)))]
+            if tail is not None and tail.absent:
+                marks = _mark_slices(passed[-1], tail) if plan.split else passed
+                yield Raw(shares, tail, tuple(Mark(worker, place) for place in marks))
+            elif parts := shares if self.every else shares[plan.rank : plan.rank + 1]:
+                yield Raw(parts, tail, (Mark(worker, passed[-1]),))
 
-    def _enter(self, place: Place) -> Iterator[Any]:
-        """The stream from a place on: sought where the data set can, else read up to there."""
-        if place.read and place.state is not None:
-            self.dataset.load_state_dict(place.state)
-            return iter(self.dataset)
-        return islice(iter(self.dataset), place.read, None)
+    def _enter(self, place: Place) -> tuple[list[Any], Iterator[Any]]:
+        """The batches of the epoch's first round where they are needed, and the stream from a place on.
 
-    def _first_round(self, place: Place) -> list[Any]:
-        """The batches of the epoch's first round, which fill the last one, for a stream that does not start with them."""
+        The place is sought where the data set can, else read up to. The first round fills the last one, of a stream that does not start
+        with it. A data set's position may live on the data set: reading goes on where it stopped, and begins anew only to seek.
+        """
         plan = self.plan
-        if not place.read or plan.size == 1 or plan.drop_last or not plan.even:
-            return []
-        chunks = _chunks(iter(self.dataset), plan.batch_size, drop_last=False)
-        return list(islice(chunks, plan.per_round))
+        items: Iterator[Any] = iter(self.dataset)
+        if not place.read:
+            return [], items
+        needed = plan.per_round * (plan.batch_size or 1)
+        if plan.size == 1 or plan.drop_last or not plan.even:
+            needed = 0
+        head = list(islice(items, needed))
+        first = list(_chunks(iter(head), plan.batch_size, drop_last=False))
+        if place.state is not None:
+            self.dataset.load_state_dict(place.state)
+            return first, iter(self.dataset)
+        if place.read < len(head):
+            return first, islice(iter(self.dataset), place.read, None)
+        return first, islice(items, place.read - len(head), None)
 
     def _follow(self, items: Iterator[Any], read: int, places: "deque[Place]") -> Iterator[Any]:
         """The batches of a stream; for each, the place behind it goes into the queue."""
@@ -135,6 +144,35 @@ def _chunks(items: Iterator[Any], size: int | None, drop_last: bool) -> Iterator
         yield chunk
 
 
+def _mark_slices(behind: Place, tail: Tail) -> list[Place]:
+    """The places behind the slices of a batch, of which the last is `behind` the whole."""
+    counts = [count for count in tail.counts if count]
+    within = [Place(behind.read - sum(counts[index:])) for index in range(1, len(counts))]
+    return [*within, behind]
+
+
+def regroup(delivered: Iterator[Delivered], plan: Plan, *, every: bool = False) -> Iterator[Delivered]:
+    """Rounds with the shares of one rank (of all, with `every`), of which only the last one may lack shares of some ranks.
+
+    Every worker's stream may end with such a round. Their shares are held back, and make common rounds at the end of the epoch: a rank
+    without a share then has had its last one, and ranks are in the same round at any time.
+    """
+    held: list[tuple[Any, int, Mark]] = []
+    for one in delivered:
+        if one.tail is not None and one.tail.absent:
+            counts = one.tail.counts[: len(one.values)]
+            held += zip(one.values, counts, one.marks, strict=True)
+        else:
+            yield one
+    held.sort(key=lambda share: share[2].worker)  # as ever, also where the epoch was entered in its middle
+    for start in range(0, len(held), plan.size):
+        values, counts, marks = zip(*held[start : start + plan.size], strict=True)
+        padded = (*counts, *[0] * (plan.size - len(counts)))
+        mine = values if every else values[plan.rank : plan.rank + 1]
+        if mine:
+            yield Delivered(list(mine), Tail(padded, padded, tuple(range(len(counts), plan.size))), marks)
+
+
 class RoundCollate:
     """A collate function for rounds, around that for batches."""
 
@@ -143,7 +181,7 @@ class RoundCollate:
 
     def __call__(self, raw: Raw) -> Delivered:
         """Collate the samples, or convert the ready batch, of every rank."""
-        return Delivered([self.inner(part) for part in raw.parts], raw.tail, raw.mark)
+        return Delivered([self.inner(part) for part in raw.parts], raw.tail, raw.marks)
 
 
 class WorkerStart:
