@@ -14,6 +14,7 @@ from torch.utils.data import (
 )
 
 from accelkit.runtime.data.loader import skip_first_batches
+from accelkit.runtime.errors import SettingError
 from accelkit.runtime.gradients import GradientState
 from tests.support.loaders import Numbers, Shuffling, Stream, World, epoch
 
@@ -239,6 +240,13 @@ def test_a_stream_is_told_its_epoch(state: GradientState) -> None:
     told.append(stream.epoch)
 
     assert told == [0, 1, 9, 4]
+
+
+def test_a_negative_skip_is_refused(state: GradientState) -> None:
+    """Of a prepared loader and of a plain one: there is nothing before the first batch."""
+    for loader in (DataLoader(Numbers(4), 1), World(1, state).prepare(lambda _: DataLoader(Numbers(4), 1))[0]):
+        with pytest.raises(SettingError, match="num_batches=-1"):
+            skip_first_batches(loader, -1)
 
 
 def test_anything_but_a_loader_is_named(state: GradientState) -> None:

@@ -14,6 +14,7 @@ from accelkit.runtime.data.progress import Progress
 from accelkit.runtime.data.sampler import IsolatedSampler
 from accelkit.runtime.data.shard import Plan, Tail
 from accelkit.runtime.data.stream import RoundCollate, StreamShare, WorkerStart
+from accelkit.runtime.errors import SettingError
 
 Move = Callable[[Any], Any]
 
@@ -224,8 +225,13 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     """A view of a loader whose next epoch leaves out its first `num_batches` batches of this rank; later epochs are whole.
 
     Works on prepared loaders and on plain ones. With torch's own samplers nothing that is skipped is read or drawn; streams
-    are read up to there. Raises TypeError for anything else.
+    are read up to there. Raises TypeError for anything else, and SettingError for a negative number.
     """
+    if num_batches < 0:
+        raise SettingError(
+            f"skip_first_batches: num_batches={num_batches}, and must be 0 or more",
+            hint="give the number of batches of this rank that the next epoch leaves out",
+        )
     if type(dataloader) is PreparedLoader:
         return dataloader.skipped(num_batches)
     if not isinstance(dataloader, DataLoader):
