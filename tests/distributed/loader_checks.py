@@ -181,6 +181,20 @@ def check_loaders_that_are_not_torchs(acc: Accelerator) -> None:
         assert len(loader) == -(-5 // acc.num_processes)
 
 
+class Twice(DataLoader[Any]):
+    """A loader that gives every batch twice."""
+
+    def __iter__(self) -> Any:
+        return (batch.clone() for batch in super().__iter__() for _ in range(2))
+
+
+def check_loaders_that_iterate_in_their_own_way(acc: Accelerator) -> None:
+    """A shuffled loader with an `__iter__` of its own is read by rank 0: what it yields reaches the ranks once, in as many steps each."""
+    loader = prepare(acc, Twice(Numbers(9), 2, shuffle=True))
+    seen = [number for batch in loader for number in acc.gather_for_metrics(batch).tolist()]
+    assert sorted(seen) == sorted(2 * list(range(9)))
+
+
 def check_one_broadcast_a_step(acc: Accelerator) -> None:
     """Handing out an epoch of n steps takes n + 1 broadcasts and no other collective, texts and last step included."""
     calls: list[str] = []

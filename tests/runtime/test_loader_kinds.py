@@ -13,7 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from accelkit import prepare_data_loader
 from accelkit.runtime.data import cut
-from accelkit.runtime.errors import MissingPackageError, UnsupportedError
+from accelkit.runtime.data.loader import skip_first_batches
+from accelkit.runtime.errors import MissingPackageError, SettingError, UnsupportedError
 from accelkit.runtime.gradients import GradientState
 from tests.support.loaders import Numbers, Stream, World, epoch
 
@@ -200,3 +201,92 @@ def interleaved(shares: list[Any]) -> list[Any]:
     """The first batch of each rank, the second of each, and so on."""
     rounds = itertools.zip_longest(*shares)
     return [batch for batches in rounds for batch in batches if batch is not None]
+
+
+class Twice(DataLoader[Any]):
+    """A loader that gives every batch twice."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield batch
+            yield batch.clone()
+
+
+class Without(DataLoader[Any]):
+    """A loader that leaves out the batch with sample 2."""
+
+    def __iter__(self) -> Any:
+        return (batch for batch in super().__iter__() if 2 not in batch.tolist())
+
+
+class Endless(DataLoader[Any]):
+    """A loader whose workers, were there any, never end: one iterator, over batches that begin again and again."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        object.__setattr__(self, "batch_sampler", Again(self.batch_sampler))
+        self.running = super().__iter__()
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler.once)  # type: ignore[union-attr]
+
+    def __iter__(self) -> Any:
+        return (next(self.running) for _ in range(len(self)))
+
+
+class Again:
+    """Batches, over and over."""
+
+    def __init__(self, once: Any) -> None:
+        self.once = once
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self.once
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "size"),
+    [
+        (Twice, 12, 1),
+        (Twice, 12, 2),
+        (Twice, 12, 3),
+        (Without, 5, 1),
+        (Without, 5, 2),
+        (Without, 5, 3),
+        (Endless, 6, 1),
+    ],
+)
+def test_a_loader_that_iterates_in_its_own_way_is_shared_out_by_the_batch(
+    state: GradientState, kind: type, steps: int, size: int
+) -> None:
+    """What it yields is what all ranks see together, as often, in as many steps each; it shows what it was made with."""
+    plain = [sample for batch in kind(Numbers(11), 2) for sample in batch.tolist()]
+    loaders = World(size, state).prepare(lambda _: kind(Numbers(11), 2))
+    for _ in range(2):
+        assert epoch(loaders) == plain
+    assert {len(list(loader)) for loader in loaders} == {-(-steps // size)}
+    assert isinstance(loaders[0], kind)
+    assert (loaders[0].batch_size, len(loaders[0].dataset)) == (2, 11)
+    skipping = skip_first_batches(kind(Numbers(11), 2), 1)
+    assert len(list(skipping)) == steps - 1
+
+
+def test_a_loader_that_iterates_in_its_own_way_is_resumed(state: GradientState) -> None:
+    """Shuffled, an epoch goes on with the batches that were left, by a loader of another seed."""
+    made = [World(1, state).prepare(lambda _: Twice(Numbers(9), 2, shuffle=True))[0] for _ in range(2)]
+    first, second = epoch([made[0]]), [batch.tolist() for batch in made[0]]
+    assert sorted(first) == sorted(2 * list(range(9))) == sorted(sample for batch in second for sample in batch)
+    made[0].set_epoch(1)
+    for step, _ in enumerate(made[0]):
+        if step == 2:
+            break
+    made[1].load_state_dict(made[0].state_dict())
+    assert [batch.tolist() for batch in made[1]] == second[3:]
+
+
+def test_ranks_do_not_each_read_what_may_be_in_another_order(state: GradientState) -> None:
+    """A loader that iterates in its own way, and shuffles or may do so, is refused by name where every rank would read it."""
+    for made in (Twice(Numbers(9), 2, shuffle=True), Endless(Numbers(9), 2)):
+        with pytest.raises(SettingError, match=f"{type(made).__name__} iterates in a way of its own"):
+            World(2, state).prepare(lambda _, made=made: made)

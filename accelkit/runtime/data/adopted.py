@@ -13,13 +13,33 @@ from accelkit.runtime.errors import MissingPackageError
 
 
 def adopt(loader: Any, *, stateful: bool = False) -> DataLoader[Any]:
-    """The loader itself when it is a DataLoader; else a DataLoader of the ready batches that it yields.
+    """The loader itself when it is a DataLoader that iterates as torch's does; else a DataLoader of the ready batches that it yields.
 
     With `stateful` the result is a torchdata StatefulDataLoader. Raises TypeError for what cannot be iterated anew,
     MissingPackageError when torchdata is asked for and not there.
     """
-    found = loader if isinstance(loader, DataLoader) else AdoptedLoader(loader)
+    found = adopt_batches(loader)
     return _make_stateful(found) if stateful else _with_torchs_samplers(found)
+
+
+def adopt_batches(loader: Any) -> DataLoader[Any]:
+    """The same, without more: a DataLoader of the batches that a loader yields, where it is not torch that makes them."""
+    if not isinstance(loader, DataLoader):
+        return AdoptedLoader(loader)
+    return AdoptedLoader(copy.copy(loader)) if _iterates_otherwise(loader) else loader
+
+
+def _iterates_otherwise(loader: DataLoader[Any]) -> bool:
+    """Whether a DataLoader's class has an `__iter__` of its own: it may leave out batches, repeat them, or make others of them."""
+    owner = next(kind for kind in type(loader).__mro__ if "__iter__" in vars(kind))
+    return not owner.__module__.startswith(("torch.utils.data.", "torchdata.", "accelkit."))
+
+
+def script_loader(loader: Any) -> DataLoader[Any] | None:
+    """The script's DataLoader that has an `__iter__` of its own, inside the one that stands in front of it; None for any other."""
+    dataset = getattr(loader.dataset, "dataset", loader.dataset)  # a share of a stream, or the stream
+    found = dataset.loader if isinstance(dataset, ReadyBatches) else None
+    return found if isinstance(found, DataLoader) else None
 
 
 class ReadyBatches(IterableDataset[Any]):
@@ -38,6 +58,8 @@ class ReadyBatches(IterableDataset[Any]):
         """Tell the loader, where it wants to know."""
         if hasattr(self.loader, "set_epoch"):
             self.loader.set_epoch(epoch)
+        if hasattr(getattr(self.loader, "dataset", None), "set_epoch") and isinstance(self.loader, DataLoader):
+            self.loader.__dict__["_iterator"] = None  # workers that persist hold the data set of the last epoch
 
 
 class AdoptedLoader(DataLoader[Any]):

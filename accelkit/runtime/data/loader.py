@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from accelkit.runtime.data.adopted import adopt_batches, script_loader
 from accelkit.runtime.data.batches import RankBatches
 from accelkit.runtime.data.feeds import Feed, MapFeed, StreamFeed
 from accelkit.runtime.data.progress import Progress
@@ -70,12 +71,12 @@ class PreparedLoader(DataLoader[Any]):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class of the loader that was prepared: `isinstance` tells no difference."""
-        return type(self.base)
+        return type(self._script or self.base)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "base" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self.base, name)
+        return getattr(self._script or self.base, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _revive, (self.__dict__.copy(),)
@@ -102,25 +103,33 @@ class PreparedLoader(DataLoader[Any]):
         return None
 
     @property
+    def _script(self) -> Any:
+        """The script's loader that iterates in a way of its own, of which ready batches are taken; None where there is no such loader."""
+        return script_loader(self.base)
+
+    @property
     def batch_sampler(self) -> Any:  # type: ignore[override]
         """The batch sampler that all ranks share out, the script's own where it gave one; None where the data set makes the batches."""
-        ranked = self._ranked
-        if ranked is None or self.base.batch_sampler is not ranked:
-            return self.base.batch_sampler
-        return ranked.inner.inner if isinstance(ranked.inner, IsolatedSampler) else ranked.inner
+        ranked, base = self._ranked, self._script or self.base
+        found = base.batch_sampler
+        if ranked is not None and found is ranked:
+            found = ranked.inner
+        return found.inner if isinstance(found, IsolatedSampler) else found
 
     @property
     def sampler(self) -> Any:  # type: ignore[override]
         """The sampler in use, with its order that is the same on every rank."""
         ranked = self._ranked
         if ranked is None:
-            return self.base.sampler
+            base = self._script or self.base
+            return getattr(base.batch_sampler, "sampler", base.sampler)
         return getattr(ranked.inner, "sampler", ranked.inner)
 
     @property
     def batch_size(self) -> int | None:  # type: ignore[override]
         """Samples in a full batch of one rank; None where it is not known."""
-        return self.plan.share
+        script = self._script
+        return self.plan.share if script is None or self.plan.split else script.batch_size
 
     @property
     def drop_last(self) -> bool:  # type: ignore[override]
@@ -130,19 +139,19 @@ class PreparedLoader(DataLoader[Any]):
     @property
     def collate_fn(self) -> Any:  # type: ignore[override]
         """The function that makes a batch of samples."""
-        found = self.base.collate_fn
+        found = (self._script or self.base).collate_fn
         return found.inner if isinstance(found, RoundCollate) else found
 
     @property
     def worker_init_fn(self) -> Any:  # type: ignore[override]
         """The script's function for starting workers."""
-        found = self.base.worker_init_fn
+        found = (self._script or self.base).worker_init_fn
         return found.inner if isinstance(found, WorkerStart) else found
 
     @property
     def dataset(self) -> Any:  # type: ignore[override]
         """The data set, whole."""
-        found = self.base.dataset
+        found = (self._script or self.base).dataset
         return found.dataset if isinstance(found, StreamShare) else found
 
     @property
@@ -241,6 +250,7 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
 
 def as_it_is(loader: DataLoader[Any]) -> PreparedLoader:
     """A loader that was not prepared, in the form that can skip: all batches, on no particular device."""
+    loader = adopt_batches(loader)
     attribute = "sampler" if loader.batch_sampler is None else "batch_sampler"
     inner = getattr(loader, attribute)
     plan = Plan(rank=0, size=1, batch_size=loader.batch_size, drop_last=loader.drop_last, even=False, split=False)

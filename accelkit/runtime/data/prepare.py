@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from accelkit.runtime import rng, structure
 from accelkit.runtime.collectives.handout import Handout
 from accelkit.runtime.data import sampler as samplers
-from accelkit.runtime.data.adopted import adopt
+from accelkit.runtime.data.adopted import adopt, script_loader
 from accelkit.runtime.data.batches import RankBatches
 from accelkit.runtime.data.dispatch import DispatchFeed
 from accelkit.runtime.data.feeds import Feed
@@ -52,10 +52,10 @@ def prepare_data_loader(
         loader.__dict__["in_order"] = True
     is_stream = isinstance(loader.dataset, IterableDataset)
     alone = not shard or size == 1
-    dispatch = _dispatches(config, handout, is_stream and device is not None)
+    dispatch = _dispatches(config, handout, is_stream and (device is not None or script_loader(loader) is not None))
     share = (rank, 1 if alone else size)
     if is_stream:
-        feed, progress = _prepare_stream(loader, share, config, dispatch)
+        feed, progress = _prepare_stream(loader, share, config, agree, dispatch)
     else:
         feed, progress = _prepare_map(loader, share, config, agree, dispatch)
     if dispatch and handout is not None and feed.plan.size > 1:
@@ -83,21 +83,46 @@ def _prepare_map(
     if not samplers.is_ordered(inner):
         inner = samplers.agree(inner, _agree_on_seed(inner, config, agree))
     feed = make_map_feed(loader, attribute, RankBatches(inner, plan, every=dispatch))
-    scripts = [loader.dataset, inner, getattr(inner, "sampler", None), getattr(inner, "inner", None)]
-    others = [found for found in scripts if hasattr(found, "set_epoch") and found is not samplers.seeded(inner)]
+    others = _told(loader.dataset, inner)
     return feed, Progress(feed, inner, others, data_changes=hasattr(loader.dataset, "set_epoch"))
 
 
+def _told(dataset: Any, inner: Any) -> list[Any]:
+    """The script's objects that are told which epoch begins."""
+    scripts = [dataset, inner, getattr(inner, "sampler", None), getattr(inner, "inner", None)]
+    return [found for found in scripts if hasattr(found, "set_epoch") and found is not samplers.seeded(inner)]
+
+
 def _prepare_stream(
-    loader: Any, share: tuple[int, int], config: DataLoaderConfiguration, dispatch: bool
+    loader: Any, share: tuple[int, int], config: DataLoaderConfiguration, agree: Agree, dispatch: bool
 ) -> tuple[Feed, Progress]:
     rank, size = share
-    if getattr(getattr(loader.dataset, "_distributed", None), "world_size", None) == size:
+    script, inner = script_loader(loader), None
+    dataset = loader.dataset if script is None else script.dataset
+    if script is not None and not isinstance(dataset, IterableDataset):
+        attribute = "sampler" if script.batch_sampler is None else "batch_sampler"
+        inner = getattr(script, attribute)
+        if _serves_one_rank(inner, size):
+            size = 1
+        if not samplers.is_ordered(inner):
+            _check_one_order(script, size, dispatch)
+            inner = samplers.agree(inner, _agree_on_seed(inner, config, agree))
+            script.__dict__[attribute] = inner
+    if getattr(getattr(dataset, "_distributed", None), "world_size", None) == size:
         size = 1  # the data set yields this rank's samples only
     plan = _plan(loader, loader.batch_size, loader.drop_last, rank, size, config)
     feed = make_stream_feed(loader, plan, every=dispatch and size > 1)
-    others = [loader.dataset] if hasattr(loader.dataset, "set_epoch") else []
-    return feed, Progress(feed, None, others, data_changes=bool(others))
+    others = _told(loader.dataset, None) + ([] if script is None else _told(dataset, inner))
+    return feed, Progress(feed, inner, others, data_changes=bool(others))
+
+
+def _check_one_order(script: Any, size: int, dispatch: bool) -> None:
+    """Refuse ranks that read a loader which may draw its order as it likes, each by itself."""
+    if size > 1 and not dispatch:
+        raise SettingError(
+            f"{type(script).__name__} iterates in a way of its own, over samples whose order may be another one on every rank",
+            hint="let rank 0 read for all ranks (leave dispatch_batches out), or use shuffle=False and torch's batch sampler",
+        )
 
 
 def _plan(loader: Any, batch_size: Any, drop_last: bool, rank: int, size: int, config: DataLoaderConfiguration) -> Plan:
