@@ -250,6 +250,27 @@ def test_a_loop_that_was_left_can_be_saved(state: GradientState) -> None:
     assert whole([other]) == wanted[4:]
 
 
+def test_a_loop_that_was_left_is_over_in_another_one(state: GradientState) -> None:
+    """Validation that stops early, in a training loop that is saved, begins anew after loading, as it does when training goes on."""
+
+    def make() -> tuple[PreparedLoader, PreparedLoader]:
+        world = World(1, state, data_seed=3)
+        return world.prepare(lambda _: MAKERS["ordered"]())[0], world.prepare(lambda _: MAKERS["shuffled"]())[0]
+
+    training, validation = make()
+    wanted = [whole([training]), whole([validation]), whole([validation])]
+    training, validation = make()
+    for step, _ in enumerate(training):
+        if step == 1:
+            next(iter(validation))
+            saved = training.state_dict(), validation.state_dict()
+            assert take([iter(validation)], 2) == wanted[2][:2]
+    training, validation = make()
+    training.load_state_dict(saved[0])
+    validation.load_state_dict(saved[1])
+    assert [whole([training]), whole([validation])] == [wanted[0][2:], wanted[2]]
+
+
 def test_an_explicit_skip_counts_from_the_epochs_beginning(state: GradientState) -> None:
     """A script that loads a state and skips the steps it has done as well does not skip them twice."""
     world = World(1, state, data_seed=2)

@@ -23,6 +23,10 @@ Move = Callable[[Any], Any]
 class LoopState(Protocol):
     """Who wants to know which iteration is running."""
 
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether any is."""
+
     def enter(self, iteration: Any) -> None:
         """An iteration begins, or moves on."""
 
@@ -179,9 +183,10 @@ class PreparedLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is, for `load_state_dict` of a loader like this in another process, on any number of ranks.
 
-        The batch in use counts as done. Plain numbers, texts, lists and tensors: `torch.load(weights_only=True)` takes them.
+        The batch in use counts as done. A loop that was left is where it was left; in the loop of another loader it is over, as it is when
+        the script goes on. Plain numbers, texts, lists and tensors: `torch.load(weights_only=True)` takes them.
         """
-        return self.progress.state_dict()
+        return self.progress.state_dict(amid_another=self.state is not None and self.state.in_dataloader)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Make the next iteration go on where the state was saved; after a whole epoch that is the next one.
@@ -220,6 +225,7 @@ class PreparedLoader(DataLoader[Any]):
                 yield batch
             run.finished = True
         finally:
+            run.left = True
             if state is not None:
                 state.leave(loop)
 

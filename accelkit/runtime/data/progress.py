@@ -28,6 +28,8 @@ class Run:
     generator: torch.Tensor | None = None
     """State of the script's own generator from which the epoch's order was drawn."""
     finished: bool = False
+    left: bool = False
+    """The script is no longer in the loop."""
 
     def mark(self, marks: tuple[Mark, ...]) -> None:
         """Note where streams stand."""
@@ -86,12 +88,15 @@ class Progress:
         self._run = run
         return run
 
-    def state_dict(self) -> dict[str, Any]:
-        """Epoch and position as plain numbers, texts, lists and tensors: the batch in use counts as done."""
+    def state_dict(self, *, amid_another: bool = False) -> dict[str, Any]:
+        """Epoch and position as plain numbers, texts, lists and tensors: the batch in use counts as done.
+
+        `amid_another` says that the loop of another loader is running: one of this loader that was left before is over then.
+        """
         run, feed = self._run, self._feed
         if self._resume is not None:
             run = self._resume
-        elif run is None or run.finished:
+        elif run is None or run.finished or (run.left and amid_another):
             generator = None if self._generator is None else self._generator.get_state()
             run = Run(self.upcoming, Origin(), generator=generator)
         return {
