@@ -1,5 +1,6 @@
 """What follows from a process's place among others: who prints, who goes first, who gets which part."""
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from accelkit.runtime import structure
+from accelkit.runtime.errors import SettingError
 
 
 class ProcessActions:
@@ -120,9 +122,10 @@ class ProcessActions:
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
         """A block in which this rank has its part of `inputs`.
 
-        That is a list, tuple, tensor, data set with a `select` of indices, or a dict of these, which then are of equal length.
+        That is a list, tuple, range, tensor, numpy array, data set with a `select` of indices, or a dict of these, then of equal length.
         The first ranks have one more where it does not divide; with fewer items than ranks some parts are empty. With
-        `apply_padding` such shorter parts are filled with the last item of the whole. Anything else is given whole.
+        `apply_padding` such shorter parts are filled with the last item of the whole. Anything else is given whole, but
+        sets, which have no order, are refused.
         """
         yield split(inputs, self.process_index, self.num_processes, apply_padding=apply_padding)
 
@@ -130,22 +133,36 @@ class ProcessActions:
 def split(inputs: Any, rank: int, size: int, *, apply_padding: bool = False) -> Any:
     """The part of `inputs` that rank `rank` of `size` gets. The input is not changed; the part has its type.
 
-    Raises ValueError for a dict whose values differ in length.
+    Raises ValueError for a dict whose values differ in length, and SettingError for a set.
     """
     if size == 1:
         return inputs
+    _refuse_sets(inputs)
     if isinstance(inputs, Mapping):
         return _split_mapping(inputs, rank, size, apply_padding)
     if isinstance(inputs, torch.Tensor):
         return _split_tensor(inputs, rank, size, apply_padding) if inputs.dim() else inputs
+    if isinstance(inputs, range) or _is_array(inputs):
+        return _split_sequence(inputs, rank, size, apply_padding)
     if hasattr(inputs, "select") and hasattr(inputs, "__len__"):
         return inputs.select(split(list(range(len(inputs))), rank, size, apply_padding=apply_padding))
     if not isinstance(inputs, (list, tuple)) or hasattr(inputs, "_fields"):
         return inputs
-    part = list(inputs[_piece(len(inputs), rank, size)])
-    if apply_padding and inputs:
-        part += [inputs[-1]] * (-(-len(inputs) // size) - len(part))
-    return structure.rebuild(inputs, part)
+    return structure.rebuild(inputs, _split_list(list(inputs), rank, size, apply_padding))
+
+
+def _refuse_sets(inputs: Any) -> None:
+    if isinstance(inputs, (set, frozenset)):
+        raise SettingError(
+            f"split_between_processes: a {type(inputs).__name__} has no order that is the same on every rank",
+            hint="give a list, for example sorted(...) of it",
+        )
+
+
+def _split_list(whole: list[Any], rank: int, size: int, apply_padding: bool) -> list[Any]:
+    part = whole[_piece(len(whole), rank, size)]
+    missing = -(-len(whole) // size) - len(part)
+    return part + whole[-1:] * missing if apply_padding else part
 
 
 def _split_mapping(inputs: Mapping[Any, Any], rank: int, size: int, apply_padding: bool) -> Any:
@@ -163,6 +180,23 @@ def _split_tensor(whole: torch.Tensor, rank: int, size: int, apply_padding: bool
     if not apply_padding or not missing:
         return part
     return torch.cat([part, whole[-1:].expand(missing, *whole.shape[1:])])
+
+
+def _split_sequence(whole: Any, rank: int, size: int, apply_padding: bool) -> Any:
+    """A part of a range or array: of its type, but a list where a range had to be padded."""
+    if _is_array(whole) and not whole.ndim:
+        return whole
+    part = whole[_piece(len(whole), rank, size)]
+    missing = -(-len(whole) // size) - len(part)
+    if not apply_padding or not missing:
+        return part
+    places = _split_list(list(range(len(whole))), rank, size, apply_padding)
+    return [whole[place] for place in places] if isinstance(whole, range) else whole[places]
+
+
+def _is_array(value: Any) -> bool:
+    numpy: Any = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _piece(length: int, rank: int, size: int) -> slice:

@@ -7,7 +7,6 @@ import torch
 
 from accelkit.runtime import env
 from accelkit.runtime.collectives.nested import NestedCollectives
-from accelkit.runtime.errors import SettingError
 from accelkit.runtime.gradients import GradientState
 from accelkit.runtime.models import Prepared
 from accelkit.runtime.precision import Precision
@@ -20,6 +19,7 @@ from accelkit.runtime.settings import (
     GradScalerKwargs,
     Handlers,
     InitProcessGroupKwargs,
+    check_num_steps,
 )
 from accelkit.runtime.state import AcceleratorState, PartialState
 from accelkit.runtime.strategies.base import Strategy
@@ -180,13 +180,12 @@ class AcceleratorProperties(ProcessActions):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Micro-batches per optimizer step. Raises SettingError when set below 1."""
+        """Micro-batches per optimizer step. Raises SettingError when set to what is no whole number of at least 1."""
         return self.gradient_state.num_steps
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, value: int) -> None:
-        if value < 1:
-            raise SettingError(f"gradient_accumulation_steps={value}: must be at least 1")
+        check_num_steps(value)
         self.gradient_state.num_steps = value
 
     @property

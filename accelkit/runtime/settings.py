@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import Enum
+from numbers import Integral
 from typing import Any, TypeVar
 
 from accelkit.runtime.enumerations import DDPCommunicationHookType, DynamoBackend
@@ -143,8 +144,17 @@ class GradientAccumulationPlugin(KwargsHandler):
 
     def __post_init__(self) -> None:
         """Refuse a number of steps that no loop can make."""
-        if self.num_steps is not None and self.num_steps < 1:
-            raise SettingError(f"gradient_accumulation_steps={self.num_steps}: must be at least 1")
+        if self.num_steps is not None:
+            check_num_steps(self.num_steps)
+
+
+def check_num_steps(steps: Any) -> None:
+    """Raise SettingError for what is no number of micro-batches per optimizer step."""
+    if not isinstance(steps, Integral) or int(steps) < 1:
+        raise SettingError(
+            f"gradient_accumulation_steps={steps!r}: must be a whole number, at least 1",
+            hint="give a number, or leave it out for what the launch says (else 1)",
+        )
 
 
 @dataclass

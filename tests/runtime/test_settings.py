@@ -129,6 +129,13 @@ def test_settings_that_cannot_be_are_refused() -> None:
         settings.Handlers([settings.KwargsHandler()])
 
 
+@pytest.mark.parametrize("steps", ["auto", 0, 2.5])
+def test_steps_are_a_whole_number(steps: Any) -> None:
+    """What else is given is told, with what is allowed."""
+    with pytest.raises(SettingError, match="whole number, at least 1"):
+        settings.GradientAccumulationPlugin(num_steps=steps)
+
+
 def test_handlers_give_what_differs_from_their_defaults() -> None:
     """Only what a script chose is handed on to torch."""
     assert settings.DistributedDataParallelKwargs(bucket_cap_mb=1).to_kwargs() == {"bucket_cap_mb": 1}

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
+from accelkit.runtime.errors import SettingError
 from accelkit.runtime.processes import split
 
 
@@ -42,6 +44,7 @@ KINDS: dict[str, tuple[Callable[[list[int]], Any], Callable[[Any], list[int]]]] 
     "tuple": (tuple, list),
     "tensor": (torch.tensor, lambda part: part.tolist()),
     "rows": (lambda rows: torch.tensor(rows).view(-1, 1).expand(-1, 2), lambda part: part[:, 1].tolist()),
+    "array": (lambda rows: np.array(rows, dtype=int), lambda part: part.tolist()),
     "table": (Table, lambda part: part.rows),
     "dict": (lambda rows: {"a": rows, "b": (*rows,)}, lambda part: part["a"] if tuple(part["a"]) == part["b"] else []),
     "ordered dict": (lambda rows: OrderedDict(b=torch.tensor(rows)), lambda part: part["b"].tolist()),
@@ -67,7 +70,7 @@ def test_parts_joined_are_the_whole(kind: str) -> None:
         assert listed(whole) == rows
 
 
-@pytest.mark.parametrize("value", [3, None, "text", Pair(1, 2), {1, 2}, torch.tensor(1)])
+@pytest.mark.parametrize("value", [3, None, "text", Pair(1, 2), torch.tensor(1), np.array(1)])
 def test_what_has_no_order_of_items_is_given_whole(value: Any) -> None:
     """Every rank has the very object."""
     assert all(split(value, rank, 3) is value for rank in range(3))
@@ -77,3 +80,19 @@ def test_values_of_a_dict_must_be_of_equal_length() -> None:
     """Else it is said which have which."""
     with pytest.raises(ValueError, match=r"'a': 1, 'b': 2"):
         split({"a": [1], "b": [1, 2]}, 0, 2)
+
+
+def test_a_range_is_divided_as_a_list_is() -> None:
+    """Parts are ranges, or lists where something had to be repeated."""
+    for length, size, padding in product(range(9), range(2, 6), (False, True)):
+        for rank in range(size):
+            part = split(range(length), rank, size, apply_padding=padding)
+            assert list(part) == split(list(range(length)), rank, size, apply_padding=padding)
+            assert padding or type(part) is range
+
+
+def test_sets_are_refused_by_name() -> None:
+    """They have no order, so that ranks would not agree on whose part is whose."""
+    for value in ({1, 2}, {"a": frozenset([1])}):
+        with pytest.raises(SettingError, match="has no order"):
+            split(value, 0, 2)
