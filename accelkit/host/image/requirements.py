@@ -7,12 +7,15 @@ from typing import Final
 
 from accelkit.contract.data import data
 from accelkit.host.errors import UsageError
+from accelkit.host.image import toml, uvlock
+from accelkit.host.image.names import name_of, without_logins
 
 CONDA: Final = ("environment.yml", "environment.yaml", "conda-lock.yml", "meta.yaml")
 _OTHER_FILES: Final = (
     "-r", "-c", "-e", "--requirement", "--constraint", "--editable", ".", "/", "file:",
 )  # fmt: skip
-_OF_TORCH: Final = re.compile(r"(torch|triton|nvidia-|cuda-|pytorch-triton)", re.IGNORECASE)
+_HASH: Final = re.compile(r"--hash[= ]\s*([a-z0-9]+):([0-9A-Fa-f]+)")
+_COMMENT: Final = re.compile(r"(^|\s)#.*")
 
 
 @data
@@ -43,30 +46,70 @@ def gather(files: list[str], project: str | None, folder: Path) -> tuple[Require
     for name in files:
         path = (folder / Path(name).expanduser()).resolve()
         if not path.is_file():
-            raise UsageError(f"--requirements {name}: not there")
+            raise UsageError(f"--requirements {without_logins(name)}: not there")
         _refuse_conda(path, f"--requirements {name}")
         kind = path.name if path.name in ("pyproject.toml", "uv.lock") else "requirements.txt"
         if kind == "requirements.txt":
             _check_lines(path)
-        found.append(Requirements(path=path, kind=kind))
+        found.append(_checked(Requirements(path=path, kind=kind)))
     return tuple(found) if project is None else (*found, _of_project(project, folder))
+
+
+def _checked(item: Requirements) -> Requirements:
+    """Read once, so that what is damaged is told before anything is done."""
+    _names(item)
+    _hashes_of(item)
+    return item
 
 
 def mentions(requirements: tuple[Requirements, ...], name: str) -> bool:
     """Whether some file asks for the package `name`."""
-    pattern = re.compile(rf"(?m)^[\s\"']*{re.escape(name)}\s*(?=$|[\[<>=!~;,\"' ])", re.IGNORECASE)
-    return any(r.kind != "uv.lock" and pattern.search(r.text) for r in requirements)
+    return any(name in _names(item) for item in requirements)
 
 
-def without_torch(exported: str) -> str:
-    """Requirements that uv exported from a lock, less torch and what comes with it: the image decides about those."""
-    return "".join(line + "\n" for line in exported.splitlines() if not _OF_TORCH.match(line))
+def hashes(requirements: tuple[Requirements, ...]) -> dict[str, list[tuple[Path, frozenset[str]]]]:
+    """Package -> each file that says which files it may be, with their sha256.
+
+    Raises UsageError for hashes of another kind alone, which nothing could be compared with.
+    """
+    found: dict[str, list[tuple[Path, frozenset[str]]]] = {}
+    for item in requirements:
+        for name, allowed in _hashes_of(item).items():
+            found.setdefault(name, []).append((item.path, allowed))
+    return found
 
 
-def torch_of(exported: str) -> str | None:
-    """Version of torch in exported requirements, without its local part; None where there is none."""
-    found = re.search(r"(?m)^torch==([0-9.]+)", exported)
-    return found[1] if found else None
+def _hashes_of(item: Requirements) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for line in _lines(item.text) if item.kind == "requirements.txt" else ():
+        name, given = name_of(line), _HASH.findall(line)
+        if name is None or not given:
+            continue
+        allowed = frozenset(digest.lower() for kind, digest in given if kind == "sha256")
+        if not allowed:
+            raise UsageError(
+                f"{item.path}: {name}: a hash of kind {given[0][0]} alone",
+                hint="give its sha256, which kit compares",
+            )
+        found[name] = found.get(name, frozenset()) | allowed
+    return found
+
+
+def _names(item: Requirements) -> set[str]:
+    """Packages that a file asks for; those of a uv.lock with all that they need."""
+    if item.kind == "requirements.txt":
+        return {name for line in _lines(item.text) if (name := name_of(line))}
+    document = toml.parse(item.text, item.path)
+    if item.kind == "uv.lock":
+        return uvlock.names(document)
+    project = document.get("project", {})
+    listed = project.get("dependencies", ()) if isinstance(project, dict) else ()
+    return {name for line in listed if isinstance(line, str) and (name := name_of(line))}
+
+
+def _lines(text: str) -> list[str]:
+    """Lines of a requirements file: those that go on after a backslash are one, without comments."""
+    return [_COMMENT.sub("", line) for line in re.sub(r"\\\r?\n", " ", text).splitlines()]
 
 
 def _of_project(project: str, folder: Path) -> Requirements:
@@ -104,6 +147,6 @@ def _check_lines(path: Path) -> None:
     for number, line in enumerate(_read(path).splitlines(), 1):
         if line.strip().startswith(_OTHER_FILES):
             raise UsageError(
-                f"{path}:{number}: {line.strip()}: a requirements file is installed by itself, without the files beside it",
+                f"{path}:{number}: {without_logins(line.strip())}: a requirements file is installed by itself, without the files beside it",
                 hint="give each file with a --requirements of its own; code of yours is mounted, not installed",
             )

@@ -4,10 +4,9 @@ Two questions are asked: what the image itself needs, and what it needs with the
 as they allow. What is in both is the layer with torch, which a new requirement leaves alone.
 """
 
-import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,19 +14,15 @@ from urllib.parse import unquote, urlsplit
 
 from accelkit.host import process
 from accelkit.host.errors import BuildError, KitError, UsageError
-from accelkit.host.image import debian, requirements
+from accelkit.host.image import debian, requirements, toml, uvlock
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import LockedImage, Package
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from accelkit.host.image.names import without_logins
 
 _MACHINES: Final = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 _TORCH_SOURCE: Final = "pytorch"
-_SHIPPED_FOR_TORCH: Final = ("torchvision", "torchaudio")
-"""They have to be of torch's own build, and therefore from its own index."""
+Allowed = Mapping[str, Sequence[tuple[Path, frozenset[str]]]]
+"""Package -> each requirements file that names the sha256 of the files which it may be."""
 
 
 def resolve(inputs: Inputs, kept: LockedImage | None = None) -> LockedImage:
@@ -86,12 +81,12 @@ def _ask(
     done = process.run([uv, "pip", "compile", str(project), *files, *options], cwd=folder, env=_environment(inputs))
     if done.code:
         raise BuildError(f"image {inputs.spec.name}: its packages do not resolve:\n{_told(done.stderr, inputs)}")
-    return parse(answer.read_text(), inputs.variant.index)
+    return parse(answer.read_text(), inputs.variant.index, requirements.hashes(wanted))
 
 
 def project_text(inputs: Inputs, wanted: tuple[requirements.Requirements, ...]) -> str:
     """The project that uv is asked about: torch from its own index and from nowhere else, unless the user has it."""
-    also = [name for name in _SHIPPED_FOR_TORCH if requirements.mentions(wanted, name)]
+    also = [name for name in uvlock.SHIPPED_FOR_TORCH if requirements.mentions(wanted, name)]
     needed = [*inputs.variant.requirements, *inputs.spec.packages, *also]
     lines = [
         "[project]", 'name = "image"', 'version = "0"', f'requires-python = "=={inputs.variant.python}.*"',
@@ -113,10 +108,10 @@ def project_text(inputs: Inputs, wanted: tuple[requirements.Requirements, ...]) 
     return "\n".join(lines) + "\n"
 
 
-def parse(pylock: str, torch_index: str | None) -> dict[str, Package]:
-    """Packages of uv's answer. Raises BuildError for one that is no wheel with a hash."""
+def parse(pylock: str, torch_index: str | None, allowed: Allowed | None = None) -> dict[str, Package]:
+    """Packages of uv's answer. Raises BuildError for one that is no wheel with a hash, or with none of the hashes that are allowed."""
     found = {}
-    for entry in tomllib.loads(pylock).get("packages", []):
+    for entry in toml.parse(pylock, Path("pylock.toml")).get("packages", []):
         name = entry["name"]
         wheels = [wheel for wheel in entry.get("wheels", []) if "sha256" in wheel.get("hashes", {})]
         if not wheels:
@@ -124,7 +119,21 @@ def parse(pylock: str, torch_index: str | None) -> dict[str, Package]:
                 f"{name} {entry.get('version', '')}: not a wheel that can be told by its hash",
                 hint="kit installs wheels alone: build one, put it into a folder, and name that with --wheels",
             )
+        for path, hashes in (allowed or {}).get(name, ()):
+            wheels = _allowed(f"{path}: {name} {entry['version']}", wheels, hashes)
         found[name] = _package(entry["version"], max(wheels, key=_closeness), torch_index)
+    return found
+
+
+def _allowed(what: str, wheels: list[dict[str, Any]], hashes: frozenset[str]) -> list[dict[str, Any]]:
+    """Those of a package's wheels that a requirements file allows."""
+    found = [wheel for wheel in wheels if wheel["hashes"]["sha256"] in hashes]
+    if not found:
+        have = ", ".join(f"{_file(wheel)} ({wheel['hashes']['sha256']})" for wheel in wheels)
+        raise BuildError(
+            f"{what}: no wheel with a hash that is allowed there; the index has {have}",
+            hint="is it the file that you mean? A hash of its source does not count: kit installs wheels alone",
+        )
     return found
 
 
@@ -164,14 +173,14 @@ def _given(uv: str, inputs: Inputs, folder: Path, number: int, item: requirement
     )  # fmt: skip
     if done.code:
         raise BuildError(f"{item.path}: {_told(done.stderr, inputs)}")
-    locked = requirements.torch_of(done.stdout)
+    locked = uvlock.torch_of(done.stdout)
     if locked not in (None, inputs.variant.torch):
         raise UsageError(
             f"{item.path} has torch {locked}, the image {inputs.spec.name} gets {inputs.variant.torch}",
             hint=f"kit build {inputs.spec.name} --torch {locked}",
         )
     path = folder / f"{number:02}.txt"
-    path.write_text(requirements.without_torch(done.stdout))
+    path.write_text(uvlock.without_torch(done.stdout, toml.parse(item.text, item.path)))
     return str(path)
 
 
@@ -188,7 +197,7 @@ def _told(words: str, inputs: Inputs) -> str:
     """What uv said, without the address of an index, which may hold a password."""
     for secret in (inputs.index_url, inputs.variant.index):
         words = words.replace(secret, "(the index)") if secret else words
-    return re.sub(r"://[^/\s@]+@", "://", words).strip()
+    return without_logins(words).strip()
 
 
 def _in_layer(package: Package, *, torch: bool) -> Package:

@@ -1,0 +1,84 @@
+"""What a project's uv.lock gives an image: all that it exports, but for torch and what torch's build brings. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from accelkit.host.image.names import name_of, normalized
+
+TORCH: Final = "torch"
+SHIPPED_FOR_TORCH: Final = ("torchvision", "torchaudio")
+"""They have to be of torch's own build, and therefore from its own index."""
+_OF_A_BUILD: Final = re.compile(r"triton|pytorch-triton.*|nvidia-.+|cuda-.+")
+"""Of what torch depends on, that which another build of torch has in another version, or not at all."""
+_LOCAL: Final = ("virtual", "editable", "directory")
+"""Sources of packages that are folders: the project itself and the members of its workspace."""
+
+
+def torch_of(exported: str) -> str | None:
+    """Version of torch in exported requirements, without its local part; None where there is none."""
+    found = re.search(r"(?m)^torch==([0-9.]+)", exported)
+    return found[1] if found else None
+
+
+def without_torch(exported: str, lock: Mapping[str, Any]) -> str:
+    """The requirements that uv exported from `lock`, less torch, and less what its build alone brings.
+
+    Of that, what the project asks for by its own name stays in whatever version torch takes; torchvision and torchaudio stay in theirs,
+    of any build.
+    """
+    graph, roots = _graph(lock), _roots(lock)
+    direct = {name for root in roots for name in graph.get(root, ())}
+    below = {name for name in _reachable(graph, [TORCH]) if _OF_A_BUILD.fullmatch(name)}
+    kept = [line for line in exported.splitlines() if (n := name_of(line)) != TORCH and (n not in below or n in direct)]
+    return "".join(_of_any_build(line, below) + "\n" for line in kept)
+
+
+def _of_any_build(line: str, below: set[str]) -> str:
+    name = name_of(line)
+    if name in below:
+        return re.sub(r"^([^\s=;]+)\s*==\s*[^\s;]+", r"\1", line)
+    return re.sub(r"^([^\s=;]+==[^\s;+]+)\+[^\s;]+", r"\1", line) if name in SHIPPED_FOR_TORCH else line
+
+
+def names(lock: Mapping[str, Any]) -> set[str]:
+    """Names of all packages that the project of this lock needs."""
+    return _reachable(_graph(lock), _roots(lock))
+
+
+def _packages(lock: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [package for package in lock.get("package", ()) if isinstance(package, dict) and "name" in package]
+
+
+def _graph(lock: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Package -> what it depends on. Extras count where the lock holds them, but for those of the project, which are not exported."""
+    found: dict[str, set[str]] = {}
+    for package in _packages(lock):
+        groups = [package.get("dependencies", ())]
+        if not _is_local(package):
+            groups += package.get("optional-dependencies", {}).values()
+        wanted = {normalized(one["name"]) for group in groups for one in group}
+        found.setdefault(normalized(package["name"]), set()).update(wanted)
+    return found
+
+
+def _roots(lock: Mapping[str, Any]) -> list[str]:
+    """The project, or where it is but a workspace, its members."""
+    local = [package for package in _packages(lock) if _is_local(package)]
+    top = [package for package in local if "." in (package["source"].get(kind) for kind in _LOCAL)]
+    return [normalized(package["name"]) for package in top or local]
+
+
+def _is_local(package: Mapping[str, Any]) -> bool:
+    return any(kind in package.get("source", {}) for kind in _LOCAL)
+
+
+def _reachable(graph: Mapping[str, set[str]], start: Iterable[str]) -> set[str]:
+    """Everything below `start`, without what is only in `start`."""
+    found: set[str] = set()
+    waiting = list(start)
+    while waiting:
+        new = graph.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
