@@ -29,6 +29,12 @@ _OUTPUT: Final = typer.Option(
 _BAKE: Final = typer.Option(False, "--bake-runtime", help="Put the runtime into the image, for targets without mounts.")
 _PRINT: Final = typer.Option(False, "--print", help="Print the command, the Dockerfile and the digest; build nothing.")
 
+_IN_A_BUNDLE: Final = (
+    "torch", "python", "cuda", "variant", "base", "wheels", "index_url", "torch_index", "requirements", "project", "apt", "platform",
+    "locked",
+)  # fmt: skip
+"""Options that mean nothing beside a bundle."""
+
 
 @app.command()
 @options.of(BuildConfig)
@@ -53,6 +59,7 @@ def build(
 
     try:
         with Guard():
+            _check_bundle_alone(from_bundle, {**(given or {}), "build.locked": locked})
             config = options.load(given or {}, config_file).config.build
             decided = _decide(
                 image, config, locked=locked, write=not print_, from_bundle=from_bundle, tag=tag, no_cache=no_cache,
@@ -66,6 +73,17 @@ def build(
                 _build(decided, force=no_cache, sbom=sbom)
     except Interrupted as told:
         raise typer.Exit(told.exit_code) from None
+
+
+def _check_bundle_alone(from_bundle: Path | None, given: dict[str, Any]) -> None:
+    """A bundle holds all that decides what is in the image: raise UsageError that names what was typed beside it."""
+    from accelkit.host.errors import UsageError
+
+    typed = [f"--{name.replace('_', '-')}" for name in _IN_A_BUNDLE if given.get(f"build.{name}")]
+    if from_bundle is not None and typed:
+        raise UsageError(
+            f"--from-bundle with {', '.join(typed)}: the bundle says what is in the image", hint="leave one of them out"
+        )
 
 
 def _decide(

@@ -31,6 +31,7 @@ def bundle(
         with Guard():
             config = options.load(given or {}, config_file).config.build
             debian.check(tuple(config.apt))
+            bundles.check(folder.resolve())
             settled = locking.settle(image, config, Path.cwd())
             inputs = registry.pinned(settled.inputs)
             size = bundles.write(folder.resolve(), inputs, settled.locked or resolve(inputs), display())

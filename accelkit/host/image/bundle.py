@@ -10,6 +10,7 @@ SHA256SUMS                    of all that: sha256sum --check SHA256SUMS
 
 import hashlib
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from accelkit.host.image import build, catalogue, contexts, inputs, lockfile, sb
 from accelkit.host.image.build import BuildPlan
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import Lock, LockedImage
-from accelkit.host.image.output import Output
+from accelkit.host.image.output import Output, csv_field
 
 SUMS: Final = "SHA256SUMS"
 BASE: Final = "base.tar"
@@ -30,11 +31,31 @@ TARGET: Final = "fetched"
 """Stage of the Dockerfiles that holds what was fetched, and nothing else."""
 
 
-def write(folder: Path, found: Inputs, locked: LockedImage, show: Callable[[str], None]) -> int:
-    """Write a bundle into `folder`, which must not be there or be empty. Returns its size in bytes."""
-    if folder.exists() and any(folder.iterdir()):
+def check(folder: Path) -> None:
+    """Raise UsageError for a folder that no bundle can be written into: it must not be there, or be empty."""
+    if folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"{folder}: not empty", hint="name a folder that is not there yet")
-    folder.mkdir(parents=True, exist_ok=True)
+    above = _nearest(folder)
+    if not above.is_dir():
+        raise UsageError(f"{folder}: {above} is no folder", hint="name a folder that is not there yet")
+
+
+def write(folder: Path, found: Inputs, locked: LockedImage, show: Callable[[str], None]) -> int:
+    """Write a bundle into `folder`, which must not be there or be empty. Returns its size in bytes.
+
+    It is made beside its place (in it, where the folder is there already), and moved when it is whole: nothing is left of one that failed.
+    """
+    check(folder)
+    with tempfile.TemporaryDirectory(prefix=".accelkit-bundle-", dir=_nearest(folder)) as name:
+        made = Path(name) / "bundle"
+        made.mkdir()
+        _fill(made, found, locked, show)
+        size = sum(p.stat().st_size for p in made.rglob("*") if p.is_file())
+        _move(made, folder)
+    return size
+
+
+def _fill(folder: Path, found: Inputs, locked: LockedImage, show: Callable[[str], None]) -> None:
     name = found.spec.name
     shutil.copytree(catalogue.folder(name), folder / "recipe")
     shutil.copytree(catalogue.scripts(), folder / "shared")
@@ -44,15 +65,27 @@ def write(folder: Path, found: Inputs, locked: LockedImage, show: Callable[[str]
     (folder / "sbom.spdx.json").write_text(sbom.spdx(name, locked))
     (folder / "provenance.json").write_text(sbom.provenance(name, locked))
     (folder / SUMS).write_text("".join(f"{digest}  {path}\n" for path, digest in sorted(_digests(folder).items())))
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
+def _move(made: Path, folder: Path) -> None:
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made.rename(folder)
+        return
+    for path in sorted(made.iterdir(), key=lambda path: path.name == SUMS):
+        path.rename(folder / path.name)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def read(folder: Path, image: str) -> LockedImage:
     """The lock in a bundle, after every file was checked. Raises DriftError that names one that is not what was written."""
     if not (folder / SUMS).is_file():
         raise UsageError(f"--from-bundle {folder}: not a bundle (no {SUMS})", hint="kit bundle writes one")
-    lines = [line.split("  ", 1) for line in (folder / SUMS).read_text().splitlines()]
-    written = {path: digest for digest, path in lines}
+    written = _written(folder / SUMS)
     there = _digests(folder)
     for path in sorted(written.keys() | there.keys()):
         if path not in there:
@@ -63,6 +96,19 @@ def read(folder: Path, image: str) -> LockedImage:
     if image not in lock.images:
         raise UsageError(f"--from-bundle {folder}: it is of image {', '.join(lock.images)}, not of {image}")
     return lock.images[image]
+
+
+def _written(sums: Path) -> dict[str, str]:
+    """Path -> digest, of the file that sha256sum reads too. Raises DriftError that names a line which is none."""
+    found = {}
+    for number, line in enumerate(sums.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        digest, blanks, path = line.partition("  ")
+        if not (digest and blanks and path):
+            raise DriftError(
+                f"{sums}:{number}: {line!r} is not a digest, two blanks and a path", hint="copy the bundle anew"
+            )
+        found[path] = digest
+    return found
 
 
 def inputs_of(folder: Path, image: str, locked: LockedImage) -> Inputs:
@@ -88,7 +134,13 @@ def _fetch(folder: Path, found: Inputs, locked: LockedImage, show: Callable[[str
             if not w.startswith(("--target", "--tag", "--label", "--output", "--load"))
         ]
         context = catalogue.folder(found.spec.name)
-        argv = [*words, f"--target={TARGET}", f"--output=type=local,dest={folder}", *extra, str(context)]
+        argv = [
+            *words,
+            f"--target={TARGET}",
+            f"--output=type=local,{csv_field(f'dest={folder}')}",
+            *extra,
+            str(context),
+        ]
         child = process.Child(argv, stderr=process.TO_STDOUT)
         lines = []
         try:

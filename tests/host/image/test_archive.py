@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from accelkit.host.errors import DriftError, KitError, UsageError
+from accelkit.host.errors import BuildError, DriftError, KitError, UsageError
 from accelkit.host.image import archive, bundle, progress
 from accelkit.host.image.lockfile import Lock, LockedBase, LockedImage, Package, write
+from tests.host.image.test_lock import asked, locked
+from tests.support.kit import kit
 
 Files = dict[str, tuple[bytes, int, int]]
 """Path -> content, mode, time."""
@@ -100,7 +102,7 @@ def test_a_config_or_a_number_of_layers_that_differs_is_named(tmp_path: Path) ->
 
 def test_a_bundle_is_checked_file_by_file(tmp_path: Path) -> None:
     """A file that was changed, one that is gone, a folder that is no bundle, a bundle of another image."""
-    locked = LockedImage(
+    lock = LockedImage(
         torch="2.13.0",
         build="cpu",
         python="3.11",
@@ -111,12 +113,12 @@ def test_a_bundle_is_checked_file_by_file(tmp_path: Path) -> None:
     (tmp_path / "fetch-torch").mkdir()
     wheel = tmp_path / "fetch-torch" / "torch.whl"
     wheel.write_bytes(b"wheel")
-    write(tmp_path / "kit.lock", Lock(images={"cpu": locked}))
+    write(tmp_path / "kit.lock", Lock(images={"cpu": lock}))
     with pytest.raises(UsageError, match="not a bundle"):
         bundle.read(tmp_path, "cpu")
     (tmp_path / bundle.SUMS).write_text("".join(f"{d}  {p}\n" for p, d in bundle._digests(tmp_path).items()))
 
-    assert bundle.read(tmp_path, "cpu") == locked
+    assert bundle.read(tmp_path, "cpu") == lock
     with pytest.raises(UsageError, match="it is of image cpu, not of cuda"):
         bundle.read(tmp_path, "cuda")
     wheel.write_bytes(b"other")
@@ -125,6 +127,47 @@ def test_a_bundle_is_checked_file_by_file(tmp_path: Path) -> None:
     wheel.unlink()
     with pytest.raises(DriftError, match=r"torch.whl: missing"):
         bundle.read(tmp_path, "cpu")
+    (tmp_path / bundle.SUMS).write_text("\n")
+    with pytest.raises(DriftError, match=r"SHA256SUMS:1: '' is not a digest"):
+        bundle.read(tmp_path, "cpu")
+
+
+def test_where_a_bundle_cannot_be_written_is_told_first(tmp_path: Path) -> None:
+    """A folder with something in it, a file, a place below a file: before anything is resolved, and no lock is written."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    (tmp_path / "kit.yaml").write_text("version: 1\n")
+    for folder in ("full", "kit.yaml", "kit.yaml/below"):
+        done = kit("bundle", "cpu", folder, cwd=tmp_path, env={"DOCKER_HOST": "unix:///nowhere.sock"})
+        assert done.code == 2, done.err
+        assert "not there yet" in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "kit.yaml"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_nothing_is_left_of_a_bundle_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    """Buildx fails after half of it was written: the folder is as it was before."""
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    folder = tmp_path / "above" / "bundle"
+    if there:
+        folder.mkdir(parents=True)
+    wanted, lock = asked(tmp_path), locked()
+    with pytest.raises(BuildError, match="fetching for the bundle failed"):
+        bundle.write(folder, wanted, lock, lambda _: None)
+
+    assert folder.exists() is there
+    assert [path.name for path in tmp_path.rglob("*") if "bundle" in path.name] == ["bundle"] * there
+
+
+def test_options_that_a_bundle_decides_are_refused_beside_it(tmp_path: Path) -> None:
+    """By name: they would have no effect."""
+    done = kit("build", "cpu", "--from-bundle", ".", "--torch", "2.9.0", "--apt", "git", "--locked", cwd=tmp_path)
+    assert done.code == 2
+    assert "--from-bundle with --torch, --apt, --locked" in done.err
 
 
 def test_progress_tells_steps_times_and_the_file_that_is_not_the_locked_one() -> None:
