@@ -241,7 +241,7 @@ def lock(facts: Facts) -> Iterator[Finding]:
     if not facts.has_lock:
         yield Finding(name="kit.lock", state="none", text="none here", remedy="kit lock")
     elif facts.drift:
-        yield Finding(name="kit.lock", state="warning", text=facts.drift, remedy="kit lock renews it")
+        yield Finding(name="kit.lock", state="warning", text=facts.drift, remedy=facts.drift_remedy)
     elif facts.engine is None or facts.config is None:
         yield Finding(name="kit.lock", state="none", text="not looked at: that takes an engine and a config")
     else:

@@ -76,6 +76,8 @@ class Facts:
     images: tuple[ImageFacts, ...]
     drift: str
     """What of kit.lock does not fit any more; empty where it fits or there is none."""
+    drift_remedy: str
+    """What mends that."""
     has_lock: bool
     torch: str | None
     """Version beside this kit, for ranks on this interpreter."""
@@ -92,6 +94,7 @@ def read(environ: Mapping[str, str], cwd: Path, config_file: Path | None = None)
     config, files, config_problem = _config(environ, cwd, config_file)
     engine, engine_problem = _engine()
     limit = _memory_limit()
+    drift, drift_remedy = _drift(config, cwd) if engine is not None else ("", "")
     machine = hardware.probe()
     return Facts(
         machine=machine,
@@ -105,8 +108,9 @@ def read(environ: Mapping[str, str], cwd: Path, config_file: Path | None = None)
         shm=_total(_SHM),
         memory_limit=limit if limit is not None and limit < machine.memory else None,
         images=_images(machine, with_engine=engine is not None),
-        drift=_drift(config, cwd) if engine is not None else "",
-        has_lock=(cwd / "kit.lock").is_file(),
+        drift=drift,
+        drift_remedy=drift_remedy,
+        has_lock=(cwd / "kit.lock").exists(),
         torch=_torch(),
         newest_file=Path(__file__).stat().st_mtime,
         now=time.time(),
@@ -247,18 +251,19 @@ def _is_built(client: "DockerClient", name: str) -> bool:
     return False
 
 
-def _drift(config: Config | None, cwd: Path) -> str:
+def _drift(config: Config | None, cwd: Path) -> tuple[str, str]:
+    """What of the lock does not fit, and what mends it."""
     from accelkit.host.image import locking
 
-    if config is None or not (cwd / "kit.lock").is_file():
-        return ""
+    if config is None or not (cwd / "kit.lock").exists():
+        return "", ""
     try:
         locking.check(locking.images_of(cwd, [], ""), config.build, cwd)
     except EngineUnavailable:
-        return ""
+        return "", ""
     except KitError as error:
-        return error.message
-    return ""
+        return error.message, error.hint or "kit lock renews it"
+    return "", ""
 
 
 def _torch() -> str | None:

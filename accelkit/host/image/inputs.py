@@ -51,11 +51,12 @@ class Inputs:
 
     @property
     def asked(self) -> dict[str, str]:
-        """Requirements by name -> digest, as the lock keeps them."""
+        """Requirements by name -> digest, as the lock keeps them: each file by as much of its path as no other has before it."""
         found: dict[str, str] = {}
         for item in self.requirements:
-            name = item.path.name if item.path.name not in found else f"{item.path.parent.name}/{item.path.name}"
-            found[name] = item.digest
+            parts = item.path.parts
+            names = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
+            found[next((name for name in names if name not in found), str(item.path))] = item.digest
         return found
 
     @property

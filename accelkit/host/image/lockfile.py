@@ -3,7 +3,10 @@
 An image that is not locked goes through the same data: it is resolved first, and only the file is not written.
 """
 
+import contextlib
+import fcntl
 import hashlib
+import os
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -21,6 +24,8 @@ _HEAD: Final = (
     "# What the images of this project are made of. Written by `kit lock`; `kit build` installs nothing else.\n"
     "# Commit it. `kit lock --check` says whether it still fits, `kit lock --upgrade` takes newer versions.\n"
 )
+
+_MEND: Final = "restore the file, or delete it: kit lock then writes it anew"
 
 Layer = Literal["torch", "packages"]
 
@@ -108,12 +113,14 @@ def read(path: Path) -> Lock | None:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise KitError(f"{path}: {error}", hint=_MEND) from error
     try:
         found = codec.from_dict(Lock, yaml.safe_load(text))
     except (yaml.YAMLError, codec.CodecError) as error:
-        raise KitError(f"{path}: {error}", hint="kit lock writes it anew") from error
+        raise KitError(f"{path}: {error}", hint=_MEND) from error
     if found.version != VERSION:
-        raise KitError(f"{path}: version {found.version}; this kit reads version {VERSION}")
+        raise KitError(f"{path}: version {found.version}; this kit reads version {VERSION}", hint=_MEND)
     return found
 
 
@@ -126,6 +133,21 @@ def text(lock: Lock) -> str:
 def write(path: Path, lock: Lock) -> None:
     """Write the file, all of it or nothing."""
     codec.write_text(path, text(lock))
+
+
+def put(path: Path, name: str, image: LockedImage) -> None:
+    """Write one image into the file, leaving the others as they are at that moment; one process after another.
+
+    The folder itself is what is held, so that nothing more lies beside the file. Raises KitError for a file that is damaged.
+    """
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        lock = read(path) or Lock()
+        write(path, replace(lock, images={**lock.images, name: image}))
+    finally:
+        os.close(folder)
 
 
 def ordered(image: LockedImage) -> LockedImage:

@@ -8,7 +8,7 @@ from accelkit.contract.data import data
 from accelkit.host import render
 from accelkit.host.config.model import BuildConfig
 from accelkit.host.errors import DriftError
-from accelkit.host.image import drift, inputs, lockfile, registry
+from accelkit.host.image import catalogue, drift, inputs, lockfile, registry
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import Lock, LockedImage
 from accelkit.host.image.resolve import resolve
@@ -39,7 +39,7 @@ def settle(image: str, config: BuildConfig, folder: Path, *, must: bool = False,
         if must:
             raise DriftError(f"{path}: there is no lock for image {image}", hint=f"kit lock {image}")
         if write and (folder / CONFIG_FILE).is_file():
-            return _first(path, lock, image, found)
+            return _first(path, image, found)
         return Settled(inputs=found, locked=None)
     problems = drift.find(locked, found)
     if not problems:
@@ -77,14 +77,20 @@ def renew(
     if locked and not upgrade and not drift.find(locked, found):
         return "kept", []
     made = resolve(registry.pinned(found), kept=None if upgrade else locked)
-    lockfile.write(path, replace(lock, images={**lock.images, image: made}))
+    lockfile.put(path, image, made)
     return "written", drift.changes(locked, made)
 
 
 def images_of(folder: Path, named: list[str], configured: str) -> list[str]:
-    """The images that a command is about: those named, else those of the lock, else the configured one."""
+    """The images that a command is about: those named, else those of the lock, else the configured one.
+
+    Raises UsageError for a name that none has, before anything is done for the others.
+    """
     lock = lockfile.read(folder / lockfile.FILE)
-    return named or sorted(lock.images if lock else ()) or [configured]
+    found = named or sorted(lock.images if lock else ()) or [configured]
+    for name in found:
+        catalogue.folder(name)
+    return found
 
 
 def preferring(config: BuildConfig, locked: LockedImage | None) -> BuildConfig:
@@ -102,10 +108,10 @@ def preferring(config: BuildConfig, locked: LockedImage | None) -> BuildConfig:
     )
 
 
-def _first(path: Path, lock: Lock, image: str, found: Inputs) -> Settled:
+def _first(path: Path, image: str, found: Inputs) -> Settled:
     pinned = registry.pinned(found)
     made = resolve(pinned)
-    lockfile.write(path, replace(lock, images={**lock.images, image: made}))
+    lockfile.put(path, image, made)
     render.note(f"wrote {path}: {len(made.packages)} packages of image {image}")
     return Settled(inputs=pinned, locked=made)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from accelkit.host.image import catalogue, drift, inputs, lockfile, locking, res
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import DebianPackage, Lock, LockedBase, LockedImage, Package
 from accelkit.host.image.requirements import Requirements
+from tests.support.kit import kit
 
 TORCH = Package(
     version="2.13.0+cpu", file="torch-2.13.0+cpu-cp311-x.whl", sha256="a" * 64, origin="wheels", layer="torch"
@@ -78,9 +80,50 @@ def test_a_damaged_lock_is_named(tmp_path: Path) -> None:
     path.write_text("version: 1\nimages: {cpu: {torch: 2.13.0}}\n")
     with pytest.raises(KitError, match=r"kit.lock: images.cpu.build: missing"):
         lockfile.read(path)
-    path.write_text("version: 9\n")
-    with pytest.raises(KitError, match="version 9"):
+    damaged = {b"version: 9\n": "version 9", b"\xff\n": "utf-8", b"<<<<<<< HEAD\nversion: 1\n=======\n": "kit.lock: "}
+    for content, said in damaged.items():
+        path.write_bytes(content)
+        with pytest.raises(KitError, match=said) as told:
+            lockfile.read(path)
+        assert "delete it" in (told.value.hint or ""), "kit lock alone reads it first, and fails as well"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(KitError, match=r"kit.lock: .*directory"):
         lockfile.read(path)
+
+
+def test_two_that_lock_at_once_keep_both_images(tmp_path: Path) -> None:
+    """Each writes its own image into what the file holds by then."""
+    path = tmp_path / "kit.lock"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: lockfile.put(path, f"image{number}", locked()), range(16)))
+
+    found = lockfile.read(path)
+    assert found is not None
+    assert sorted(found.images) == sorted(f"image{number}" for number in range(16))
+    assert [one.name for one in tmp_path.iterdir()] == ["kit.lock"]
+
+
+def test_every_name_is_known_before_any_image_is_locked(tmp_path: Path) -> None:
+    """A wrong name beside a right one: nothing is written."""
+    done = kit("lock", "cpu", "nosuch", cwd=tmp_path, env={"DOCKER_HOST": "unix:///nowhere.sock"})
+    assert done.code == 2
+    assert "no image is named 'nosuch'" in done.err
+    assert not (tmp_path / "kit.lock").exists()
+
+
+def test_requirements_of_equal_names_are_all_locked(tmp_path: Path) -> None:
+    """Files that share their names and those of their folders: each change of one is a drift."""
+    files = []
+    for top in "pqr":
+        (tmp_path / top / "a").mkdir(parents=True)
+        path = tmp_path / top / "a" / "requirements.txt"
+        path.write_text(top)
+        files.append(Requirements(path=path, kind="requirements.txt"))
+    wanted = asked(tmp_path, requirements=tuple(files))
+
+    assert list(wanted.asked) == ["requirements.txt", "a/requirements.txt", "r/a/requirements.txt"]
+    assert sorted(wanted.asked.values()) == sorted(one.digest for one in files)
 
 
 def test_layers_and_debian_packages_are_written_as_the_build_takes_them() -> None:
