@@ -173,3 +173,12 @@ def test_what_is_up_to_date_is_pushed_too(tmp_path: Path, tag: str) -> None:
 
     assert done.code == 125
     assert "docker push: " in done.err
+
+
+def test_a_debian_package_that_is_named_twice_is_one(tmp_path: Path, tag: str) -> None:
+    """The same digest: nothing else is built."""
+    plan = [*BUILD, "--print", "--tag", tag, "--apt", "tree"]
+    once, twice = command(plan, cwd=tmp_path), command([*plan, "--apt", "tree"], cwd=tmp_path)
+
+    assert once.code == 0, once.err
+    assert once.out == twice.out

@@ -55,11 +55,14 @@ def build(
     given: dict[str, Any] | None = None,
 ) -> None:
     """Build an image; nothing is done when nothing has changed."""
+    from accelkit.host.image import sbom as documents
     from accelkit.host.launch.signals import Guard, Interrupted
 
     try:
         with Guard():
             _check_bundle_alone(from_bundle, {**(given or {}), "build.locked": locked})
+            if sbom is not None:
+                documents.check(sbom)
             config = options.load(given or {}, config_file).config.build
             decided = _decide(
                 image, config, locked=locked, write=not print_, from_bundle=from_bundle, tag=tag, no_cache=no_cache,

@@ -213,7 +213,7 @@ def command(decided: BuildPlan) -> str:
         f"--build-context=wheels={decided.inputs.wheels or 'EMPTY_FOLDER'}",
     ]
     more += ["--build-context=locked=FOLDER_OF_WHAT_IS_LOCKED"]
-    more += [f"--secret=id=ca,src={decided.inputs.ca}"] if decided.inputs.ca else []
+    more += [contexts.secret("ca", decided.inputs.ca)] if decided.inputs.ca else []
     more += ["--secret=id=index,src=FILE_WITH_INDEX_URL"] if decided.inputs.index_url else []
     return " \\\n  ".join([" ".join(words[:3]), *words[3:], *more, str(decided.dockerfile.parent)])
 

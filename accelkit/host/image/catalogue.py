@@ -175,7 +175,7 @@ def _read(kind: type[T], path: Path) -> T:
 
     try:
         return codec.from_dict(kind, _plain(_parsed(path)))
-    except (OSError, yaml.YAMLError, codec.CodecError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, codec.CodecError) as error:
         raise KitError(f"{path}: {error}") from error
 
 

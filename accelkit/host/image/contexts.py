@@ -9,6 +9,7 @@ from typing import Final
 from accelkit.host.image import catalogue
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import LockedImage
+from accelkit.host.image.output import csv_field
 
 EPOCH: Final = 1735689600
 """The time that everything in a reproducible image has (SOURCE_DATE_EPOCH): 2025-01-01, whenever it is built."""
@@ -44,12 +45,17 @@ def write_locked(folder: Path, locked: LockedImage) -> None:
 
 def _secrets(top: Path, inputs: Inputs, locked: LockedImage) -> list[str]:
     """The CA, and addresses of indices; PyTorch's own only where a package comes from there, since pip asks every index it knows."""
-    options = [f"--secret=id=ca,src={inputs.ca}"] if inputs.ca else []
+    options = [secret("ca", inputs.ca)] if inputs.ca else []
     given = {"index": inputs.index_url}
     if any(p.origin == "torch-index" for p in locked.packages.values()):
         given["torch-index"] = inputs.variant.index
     for name, text in given.items():
         if text:
             (top / name).write_text(text)
-            options.append(f"--secret=id={name},src={top / name}")
+            options.append(secret(name, top / name))
     return options
+
+
+def secret(name: str, file: Path) -> str:
+    """The option of buildx for a secret that is in a file."""
+    return f"--secret=id={name},{csv_field(f'src={file}')}"

@@ -10,6 +10,7 @@ from accelkit.host.config import syntax
 from accelkit.host.errors import KitError
 from accelkit.host.image import catalogue
 from accelkit.host.image.catalogue import Compatibility, ImageSpec
+from accelkit.host.image.inputs import MACHINES
 from accelkit.host.image.variants import every, version_key
 
 _DATE: Final = re.compile(r"20\d\d-\d\d-\d\d")
@@ -45,6 +46,7 @@ def of_spec(folder: str, spec: ImageSpec, known: Compatibility) -> Iterator[str]
     offered = {python for version in known.torch.values() for python in version.python}
     yield from (f"{file}: base for python {p}, for which there is no torch" for p in spec.base if p not in offered)
     yield from (f"{file}: strategies: {s} is not one" for s in spec.strategies if s not in STRATEGIES or s == "auto")
+    yield from (f"{file}: platform {p} is none of {', '.join(MACHINES)}" for p in spec.platforms if p not in MACHINES)
     try:
         syntax.parse_size(spec.shm)
     except ValueError as error:

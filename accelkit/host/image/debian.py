@@ -7,6 +7,7 @@ from accelkit.host import process
 from accelkit.host.errors import BuildError, UsageError
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import DebianPackage
+from accelkit.host.image.output import csv_field
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?")
 _LINE: Final = re.compile(r"^'[^']*' (?P<file>\S+) \d+ SHA256:(?P<sha256>[0-9a-f]{64})$", re.MULTILINE)
@@ -19,7 +20,7 @@ _SCRIPT: Final = (
 def check(names: tuple[str, ...]) -> None:
     """Raise UsageError for what is no name of a Debian package."""
     for name in names:
-        if not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(name) or name.endswith("-"):  # which apt would take for one that is to go
             raise UsageError(f"--apt {name}: not a Debian package", hint="allowed are NAME and NAME=VERSION")
 
 
@@ -28,7 +29,7 @@ def resolve(inputs: Inputs) -> dict[str, DebianPackage]:
     if not inputs.apt:
         return {}
     network = ["--network", inputs.network] if inputs.network else []
-    ca = ["--volume", f"{inputs.ca}:/ca:ro"] if inputs.ca else []
+    ca = ["--mount", f"type=bind,{csv_field(f'source={inputs.ca}')},target=/ca,readonly"] if inputs.ca else []
     proxies = [word for name in inputs.proxies for word in ("--env", name)]
     done = process.run(
         ["docker", "run", "--rm", "--user", "0", f"--platform={inputs.platform}", *network, *ca, *proxies, inputs.base.name,

@@ -16,11 +16,14 @@ from accelkit.host.errors import ImageNotFound, UsageError
 from accelkit.host.image import catalogue, requirements, variants
 from accelkit.host.image.catalogue import ImageSpec
 from accelkit.host.image.lockfile import LockedBase
+from accelkit.host.image.names import without_logins
 from accelkit.host.image.requirements import Requirements
 from accelkit.host.image.variants import Variant, Wanted
 
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+MACHINES: Final = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+"""Platform -> what wheels call its machine."""
 _TORCH_WHEEL: Final = re.compile(r"torch-(?P<torch>[0-9.]+)(?:\+(?P<build>[^-]+))?-cp(?P<python>\d+)-")
 NO_TORCH_INDEX: Final = "none"
 """As --torch-index: PyTorch's builds come from the package index."""
@@ -81,11 +84,10 @@ def gather(name: str, config: BuildConfig, folder: Path) -> Inputs:
     variant = variants.choose(spec, known, wanted)
     if config.torch_index and variant.index:
         variant = _with_index(variant, config.torch_index)
+    platform = _platform(config, spec)
     base = config.base or variant.base
+    asked = requirements.gather(config.requirements, config.project, folder)
     digest = base_digest(base)
-    platform = config.platform or f"linux/{_ARCHITECTURES.get(machine.machine(), machine.machine())}"
-    if platform not in spec.platforms:
-        raise UsageError(f"--platform {platform}: image {name} is made for {', '.join(spec.platforms)}")
     return Inputs(
         spec=spec,
         variant=variant,
@@ -93,8 +95,8 @@ def gather(name: str, config: BuildConfig, folder: Path) -> Inputs:
         base=LockedBase(name=base, digest=digest),
         base_is_here=bool(digest),
         recipe=recipe_digest(name),
-        requirements=requirements.gather(config.requirements, config.project, folder),
-        apt=tuple(sorted(config.apt)),
+        requirements=asked,
+        apt=tuple(sorted(set(config.apt))),
         wheels=wheels,
         torch_wheel=torch_wheel(name, variant, wheels),
         index_url=config.index_url,
@@ -149,8 +151,23 @@ def listing(wheels: Path | None) -> list[str]:
     return [f"{path.name}:{path.stat().st_size}" for path in found]
 
 
+def _platform(config: BuildConfig, spec: ImageSpec) -> str:
+    """The platform that is built for. Raises UsageError for one that the image is not made for, or that no wheels are known for."""
+    platform = config.platform or f"linux/{_ARCHITECTURES.get(machine.machine(), machine.machine())}"
+    allowed = [known for known in spec.platforms if known in MACHINES]
+    if platform not in allowed:
+        raise UsageError(f"--platform {platform}: image {spec.name} is made for {', '.join(allowed)}")
+    return platform
+
+
 def _with_index(variant: Variant, url: str) -> Variant:
-    return replace(variant, index=url.format(build=variant.name))
+    index = url.replace("{build}", variant.name)
+    if "{" in index or "}" in index:
+        raise UsageError(
+            f"--torch-index {without_logins(url)}: braces that are not {{build}}",
+            hint="only {build} stands for something",
+        )
+    return replace(variant, index=index)
 
 
 def _existing(flag: str, text: str | None, folder: Path) -> Path | None:

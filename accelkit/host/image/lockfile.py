@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import tempfile
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -133,6 +134,17 @@ def text(lock: Lock) -> str:
 def write(path: Path, lock: Lock) -> None:
     """Write the file, all of it or nothing."""
     codec.write_text(path, text(lock))
+
+
+def check_folder(path: Path) -> None:
+    """Raise KitError where the file cannot be written: asked before anything is resolved for it, which takes its time."""
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return
+    except OSError as error:
+        raise KitError(
+            f"{path}: it cannot be written: {error.strerror}", hint="work in a folder that you may write to"
+        ) from error
 
 
 def put(path: Path, name: str, image: LockedImage) -> None:

@@ -76,6 +76,7 @@ def renew(
     found = inputs.gather(image, config if upgrade else preferring(config, locked), folder)
     if locked and not upgrade and not drift.find(locked, found):
         return "kept", []
+    lockfile.check_folder(path)
     made = resolve(registry.pinned(found), kept=None if upgrade else locked)
     lockfile.put(path, image, made)
     return "written", drift.changes(locked, made)
@@ -109,6 +110,7 @@ def preferring(config: BuildConfig, locked: LockedImage | None) -> BuildConfig:
 
 
 def _first(path: Path, image: str, found: Inputs) -> Settled:
+    lockfile.check_folder(path)
     pinned = registry.pinned(found)
     made = resolve(pinned)
     lockfile.put(path, image, made)

@@ -15,11 +15,10 @@ from urllib.parse import unquote, urlsplit
 from accelkit.host import process
 from accelkit.host.errors import BuildError, KitError, UsageError
 from accelkit.host.image import debian, requirements, toml, uvlock
-from accelkit.host.image.inputs import Inputs
+from accelkit.host.image.inputs import MACHINES, Inputs
 from accelkit.host.image.lockfile import LockedImage, Package
 from accelkit.host.image.names import without_logins
 
-_MACHINES: Final = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 _TORCH_SOURCE: Final = "pytorch"
 Allowed = Mapping[str, Sequence[tuple[Path, frozenset[str]]]]
 """Package -> each requirements file that names the sha256 of the files which it may be."""
@@ -75,9 +74,9 @@ def _ask(
     options = [
         "--format=pylock.toml", f"--output-file={answer}", "--no-header", "--quiet", "--only-binary=:all:", "--python", sys.executable,
         f"--python-version={inputs.variant.python}",
-        f"--python-platform={_MACHINES[inputs.platform]}-manylinux_{inputs.spec.glibc.replace('.', '_')}",
+        f"--python-platform={MACHINES[inputs.platform]}-manylinux_{inputs.spec.glibc.replace('.', '_')}",
     ]  # fmt: skip
-    options += [f"--find-links={inputs.wheels}"] if inputs.wheels else []
+    options += [f"--find-links={_link(inputs.wheels)}"] if inputs.wheels else []
     done = process.run([uv, "pip", "compile", str(project), *files, *options], cwd=folder, env=_environment(inputs))
     if done.code:
         raise BuildError(f"image {inputs.spec.name}: its packages do not resolve:\n{_told(done.stderr, inputs)}")
@@ -141,6 +140,11 @@ def _closeness(wheel: dict[str, Any]) -> int:
     """How closely a wheel is made for the interpreter: several of a version may run on it, and the closest one is compiled."""
     *_, abi, platform = _file(wheel).removesuffix(".whl").split("-")
     return 3 if abi not in ("none", "abi3") else 2 if abi == "abi3" else int(platform != "any")
+
+
+def _link(folder: Path) -> str:
+    """A folder as uv takes one in a list, which commas separate."""
+    return folder.as_uri().replace(",", "%2C") if "," in str(folder) else str(folder)
 
 
 def _file(wheel: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import accelkit
+from accelkit.host.errors import UsageError
 from accelkit.host.image.contexts import EPOCH
 from accelkit.host.image.lockfile import LockedImage
 
@@ -101,6 +102,15 @@ def _packages(locked: LockedImage) -> list[dict[str, Any]]:
             for n, p in sorted(locked.debian.items())
         ),
     ]
+
+
+def check(folder: Path) -> None:
+    """Raise UsageError for what is there, and is no folder."""
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise UsageError(
+            f"--sbom {folder}: {above} is no folder", hint="name a folder: two documents are written into it"
+        )
 
 
 def write(folder: Path, image: str, locked: LockedImage, image_digest: str | None) -> None:
