@@ -30,10 +30,14 @@ def images(
 
 
 def _row(name: str, machine: "Hardware") -> dict[str, Any]:
+    from accelkit.host.errors import KitError
     from accelkit.host.image import catalogue, fit, variants
 
-    spec, known = catalogue.load(name), catalogue.compatibility(name)
-    default = variants.choose(spec, known, variants.Wanted())
+    try:
+        spec, known = catalogue.load(name), catalogue.compatibility(name)
+        default = variants.choose(spec, known, variants.Wanted())
+    except KitError as error:
+        return {"name": name, "torch": "", "python": "", "summary": "damaged", "here": error.message}
     return {
         "name": name,
         "torch": f"{default.torch} ({', '.join(known.torch[default.torch].builds)})",

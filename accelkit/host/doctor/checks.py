@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 from accelkit.contract.data import data
-from accelkit.host.doctor.facts import PLUGINS, TRUST, EngineFacts, Facts
+from accelkit.host.doctor.facts import PLUGINS, TRUST, EngineFacts, Facts, ImageFacts
 from accelkit.host.engine import images
 from accelkit.host.errors import UsageError
 from accelkit.host.image import catalogue, fit
@@ -206,20 +206,25 @@ def hardware_images(facts: Facts) -> Iterator[Finding]:
     """Each image of the catalogue: whether this machine is one for it (driver and GPUs included), and whether it is built."""
     configured = facts.config.run.image if facts.config else ""
     for image in facts.images:
-        name = f"image {image.name}"
         wanted = image.name == configured and _wants_containers(facts)
-        if image.here != "yes":
-            absent = image.here.startswith("not found")
-            state: State = "failed" if wanted else "none" if absent else "warning"
-            remedy = "" if absent else f"kit images {image.name} lists variants that fit"
-            yield Finding(name=name, state=state, text=image.here, remedy=remedy)
-        elif facts.engine is None:
-            yield Finding(name=name, state="none", text="not looked for: that takes an engine")
-        elif image.built:
-            yield Finding(name=name, state="ok", text="built")
-        else:
-            state = "failed" if wanted else "none"
-            yield Finding(name=name, state=state, text="not built", remedy=f"kit build {image.name}")
+        yield _image(image, wanted=wanted, with_engine=facts.engine is not None)
+
+
+def _image(image: ImageFacts, *, wanted: bool, with_engine: bool) -> Finding:
+    name = f"image {image.name}"
+    if image.problem:
+        remedy = "mend the file, or reinstall accelkit"
+        return Finding(name=name, state="failed" if wanted else "warning", text=image.problem, remedy=remedy)
+    if image.here != "yes":
+        absent = image.here.startswith("not found")
+        state: State = "failed" if wanted else "none" if absent else "warning"
+        remedy = "" if absent else f"kit images {image.name} lists variants that fit"
+        return Finding(name=name, state=state, text=image.here, remedy=remedy)
+    if not with_engine:
+        return Finding(name=name, state="none", text="not looked for: that takes an engine")
+    if image.built:
+        return Finding(name=name, state="ok", text="built")
+    return Finding(name=name, state="failed" if wanted else "none", text="not built", remedy=f"kit build {image.name}")
 
 
 def local_ranks(facts: Facts) -> Iterator[Finding]:
@@ -273,6 +278,15 @@ def trust(facts: Facts) -> Iterator[Finding]:
             text=f"{name} names {facts.environ[name]}, which is not there",
             remedy=f"unset {name}",
         )
+    if facts.missing_ca and facts.config is not None:
+        text = f"builds are to get {facts.config.build.ca}, which is not there"
+        yield Finding(
+            name="certificates",
+            state=_bad(facts),
+            text=text,
+            remedy="name a file that is there as build.ca in kit.yaml",
+        )
+        return
     named = [name for name in TRUST if facts.environ.get(name) and name not in facts.missing_trust]
     if not named and not facts.missing_trust:
         yield Finding(name="certificates", state="none", text="none of your own")

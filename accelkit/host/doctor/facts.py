@@ -35,6 +35,8 @@ class ImageFacts:
     here: str
     """`yes`, or why this machine is not one for it."""
     built: bool
+    problem: str = ""
+    """What is damaged in its folder; the rest says nothing then."""
 
 
 @data
@@ -87,6 +89,8 @@ class Facts:
     environ: Mapping[str, str]
     missing_trust: tuple[str, ...]
     """Those of TRUST that name a file which is not there."""
+    missing_ca: bool = False
+    """Whether the config names certificates for builds which are not there."""
 
 
 def read(environ: Mapping[str, str], cwd: Path, config_file: Path | None = None) -> Facts:
@@ -116,7 +120,13 @@ def read(environ: Mapping[str, str], cwd: Path, config_file: Path | None = None)
         now=time.time(),
         environ=environ,
         missing_trust=tuple(name for name in TRUST if environ.get(name) and not Path(environ[name]).exists()),
+        missing_ca=bool(config and config.build.ca) and not _place(cwd, config).exists(),
     )
+
+
+def _place(cwd: Path, config: Config | None) -> Path:
+    """Where builds look for the config's certificates."""
+    return cwd / Path((config.build.ca if config else None) or "").expanduser()
 
 
 def _config(
@@ -235,8 +245,12 @@ def _images(machine: Hardware, *, with_engine: bool) -> tuple[ImageFacts, ...]:
     client = engine.connect() if with_engine else None
     found = []
     for name in catalogue.names():
-        spec, known = catalogue.load(name), catalogue.compatibility(name)
-        default = variants.choose(spec, known, variants.Wanted())
+        try:
+            spec, known = catalogue.load(name), catalogue.compatibility(name)
+            default = variants.choose(spec, known, variants.Wanted())
+        except KitError as error:
+            found.append(ImageFacts(name=name, here="", built=False, problem=error.message))
+            continue
         here = fit.of_image(spec, default.build, machine)
         found.append(ImageFacts(name=name, here=here, built=client is not None and _is_built(client, name)))
     return tuple(found)

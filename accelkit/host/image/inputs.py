@@ -77,11 +77,7 @@ def gather(name: str, config: BuildConfig, folder: Path) -> Inputs:
     spec, known = catalogue.load(name), catalogue.compatibility(name)
     ca = _existing("--ca", config.ca, folder)
     wheels = _existing("--wheels", config.wheels, folder)
-    wanted = Wanted(
-        torch=config.torch, python=config.python, cuda=config.cuda, build=config.variant,
-        package_index_only=config.torch_index == NO_TORCH_INDEX,
-    )  # fmt: skip
-    variant = variants.choose(spec, known, wanted)
+    variant = variants.choose(spec, known, wanted(config))
     if config.torch_index and variant.index:
         variant = _with_index(variant, config.torch_index)
     platform = _platform(config, spec)
@@ -104,6 +100,14 @@ def gather(name: str, config: BuildConfig, folder: Path) -> Inputs:
         network=config.network,
         proxies=tuple(p for p in _PROXIES if p in os.environ),
     )
+
+
+def wanted(config: BuildConfig) -> Wanted:
+    """What the config says of the variant."""
+    return Wanted(
+        torch=config.torch, python=config.python, cuda=config.cuda, build=config.variant,
+        package_index_only=config.torch_index == NO_TORCH_INDEX,
+    )  # fmt: skip
 
 
 def torch_wheel(image: str, variant: Variant, wheels: Path | None) -> bool:

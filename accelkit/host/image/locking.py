@@ -1,6 +1,7 @@
 """Which lock a build goes by, and writing locks: the decisions around kit.lock."""
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Final, Literal
 
@@ -8,7 +9,7 @@ from accelkit.contract.data import data
 from accelkit.host import render
 from accelkit.host.config.model import BuildConfig
 from accelkit.host.errors import DriftError
-from accelkit.host.image import catalogue, drift, inputs, lockfile, registry
+from accelkit.host.image import catalogue, drift, inputs, lockfile, registry, variants
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import Lock, LockedImage
 from accelkit.host.image.resolve import resolve
@@ -34,7 +35,7 @@ def settle(image: str, config: BuildConfig, folder: Path, *, must: bool = False,
     path = folder / lockfile.FILE
     lock = lockfile.read(path) or Lock()
     locked = lock.images.get(image)
-    found = inputs.gather(image, preferring(config, locked), folder)
+    found = inputs.gather(image, preferring(image, config, locked), folder)
     if locked is None:
         if must:
             raise DriftError(f"{path}: there is no lock for image {image}", hint=f"kit lock {image}")
@@ -60,7 +61,7 @@ def check(images: list[str], config: BuildConfig, folder: Path) -> None:
         if locked is None:
             told.append(f"{path}: there is no lock for image {image}")
             continue
-        problems = drift.find(locked, inputs.gather(image, preferring(config, locked), folder))
+        problems = drift.find(locked, inputs.gather(image, preferring(image, config, locked), folder))
         told += [_listed(path, image, problems)] if problems else []
     if told:
         raise DriftError("\n".join(told), hint="kit lock renews it")
@@ -73,7 +74,7 @@ def renew(
     path = folder / lockfile.FILE
     lock = lockfile.read(path) or Lock()
     locked = lock.images.get(image)
-    found = inputs.gather(image, config if upgrade else preferring(config, locked), folder)
+    found = inputs.gather(image, config if upgrade else preferring(image, config, locked), folder)
     if locked and not upgrade and not drift.find(locked, found):
         return "kept", []
     lockfile.check_folder(path)
@@ -94,18 +95,35 @@ def images_of(folder: Path, named: list[str], configured: str) -> list[str]:
     return found
 
 
-def preferring(config: BuildConfig, locked: LockedImage | None) -> BuildConfig:
-    """The config, with what is locked where the user says nothing: a new version of kit has other defaults."""
+def preferring(image: str, config: BuildConfig, locked: LockedImage | None) -> BuildConfig:
+    """The config, with what is locked where the user says nothing: a new version of kit has other defaults.
+
+    Of torch, its build and Python only as much as goes together with what the user says, and still is in the catalogue; the base is that
+    of its Python.
+    """
     if locked is None:
         return config
-    variant = config.variant or (None if config.cuda else locked.build)
+    spec, known = catalogue.load(image), catalogue.compatibility(image)
+    kept = {"torch": locked.torch, "python": locked.python, "variant": locked.build}
+    if config.cuda:
+        del kept["variant"]
+    platform = config.platform or (locked.platform if locked.platform in spec.platforms else None)
+    for names in (n for count in range(len(kept), -1, -1) for n in combinations(kept, count)):
+        some = {name: kept[name] for name in names}
+        found = _filled(replace(config, platform=platform), some)
+        if variants.exists(spec, known, inputs.wanted(found)):
+            same = variants.choose(spec, known, inputs.wanted(found)).python == locked.python
+            return replace(found, base=config.base or (locked.base.name if same else None))
+    return config
+
+
+def _filled(config: BuildConfig, kept: dict[str, str]) -> BuildConfig:
+    """The config, with these where it says nothing."""
     return replace(
         config,
-        torch=config.torch or locked.torch,
-        python=config.python or locked.python,
-        variant=variant,
-        platform=config.platform or locked.platform,
-        base=config.base or locked.base.name,
+        torch=config.torch or kept.get("torch"),
+        python=config.python or kept.get("python"),
+        variant=config.variant or kept.get("variant"),
     )
 
 

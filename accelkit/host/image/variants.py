@@ -56,6 +56,15 @@ def choose(spec: ImageSpec, known: Compatibility, wanted: Wanted) -> Variant:
     return min(fitting, key=lambda v: _distance_from_default(spec, known, v))
 
 
+def exists(spec: ImageSpec, known: Compatibility, wanted: Wanted) -> bool:
+    """Whether there is such a variant."""
+    try:
+        choose(spec, known, wanted)
+    except UsageError:
+        return False
+    return True
+
+
 def every(spec: ImageSpec, known: Compatibility) -> list[Variant]:
     """All variants of an image, newest torch first; those that the package index has come twice, once without another index."""
     found = []

@@ -1,14 +1,18 @@
 """What `kit doctor` says of a machine: every state of each check, from facts alone; and the command on this machine."""
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from accelkit.host import paths
+from accelkit.host.cli import images
 from accelkit.host.config.model import BuildConfig, Config, RunConfig
-from accelkit.host.doctor import checks
+from accelkit.host.doctor import checks, facts
 from accelkit.host.doctor.checks import GIB, Finding
 from accelkit.host.doctor.facts import EngineFacts, Facts, ImageFacts
 from accelkit.host.errors import EngineUnavailable
@@ -104,6 +108,9 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
         ({"images": (ImageFacts(name="tpu", here="yes", built=False),)}, "image tpu", "none", "not built"),
         ({"images": (ImageFacts(name="cuda", here="no: driver 470", built=True),)}, "image cuda", "warning", "470"),
         ({"images": (ImageFacts(name="cuda", here="not found: x", built=False),)}, "image cuda", "none", "not found"),
+        ({"images": (ImageFacts(name="npu", here="", built=False, problem="bad"),)}, "image npu", "warning", "bad"),
+        ({"images": (ImageFacts(name="cpu", here="", built=False, problem="bad"),)}, "image cpu", "failed", "bad"),
+        ({"config": Config(build=BuildConfig(ca="/no")), "missing_ca": True}, "certificates", "failed", "/no, which"),
         ({"torch": None}, "local", "none", "no torch"),
         ({"torch": None, "config": LOCAL}, "local", "failed", "no torch"),
         ({"has_lock": False}, "kit.lock", "none", "none here"),
@@ -164,3 +171,24 @@ def test_the_command_fails_where_runs_as_configured_would(tmp_path: Path) -> Non
     damaged = kit("doctor", cwd=tmp_path, env=no_engine)
     assert damaged.code == 1
     assert "nodes" in damaged.out
+
+
+def test_what_is_damaged_is_a_finding_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of images whose file is not UTF-8, certificates that are not there, a lock that cannot be read: each with its remedy."""
+    shutil.copytree(paths.data_folder("images"), tmp_path / "images")
+    (tmp_path / "images" / "tpu" / "image.yaml").write_bytes(b"\xff")
+    (tmp_path / "kit.yaml").write_text("version: 1\nbuild:\n  ca: no/ca.pem\n")
+    (tmp_path / "kit.lock").write_bytes(b"\xff")
+    monkeypatch.setattr(paths, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    found = facts.read(dict(os.environ), tmp_path)
+
+    assert found.missing_ca
+    assert {one.name: bool(one.problem) for one in found.images}["tpu"]
+    assert sum(bool(one.problem) for one in found.images) == 1
+    text, remedy = facts._drift(found.config, tmp_path)
+    assert "utf-8" in text
+    assert "delete it" in remedy
+    rows = {name: images._row(name, found.machine) for name in ("cpu", "tpu")}
+    assert "image.yaml" in rows["tpu"]["here"]
+    assert rows["cpu"]["torch"]

@@ -184,11 +184,34 @@ def test_what_another_lock_changes_is_listed() -> None:
 
 def test_what_is_locked_holds_where_the_user_says_nothing() -> None:
     """A kit with newer defaults builds an old lock; a wish of the user's own wins."""
-    config = locking.preferring(BuildConfig(), locked(torch="2.12.1", python="3.12"))
+    config = locking.preferring("cpu", BuildConfig(), locked(torch="2.12.1", python="3.12"))
     assert (config.torch, config.python, config.variant, config.base) == ("2.12.1", "3.12", "cpu", "base:1")
-    assert locking.preferring(BuildConfig(torch="2.11.0", cuda="12.6"), locked()).torch == "2.11.0"
-    assert locking.preferring(BuildConfig(cuda="12.6"), locked()).variant is None
-    assert locking.preferring(BuildConfig(), None) == BuildConfig()
+    assert locking.preferring("cpu", BuildConfig(torch="2.11.0"), locked()).torch == "2.11.0"
+    of_cuda = locked(build="cu130")
+    assert locking.preferring("cuda", BuildConfig(), of_cuda).variant == "cu130"
+    assert locking.preferring("cuda", BuildConfig(cuda="12.6"), of_cuda).variant is None
+    assert locking.preferring("cpu", BuildConfig(), None) == BuildConfig()
+
+
+def test_what_is_locked_stands_in_the_way_of_nothing() -> None:
+    """A torch or a build that the catalogue has no more, or that does not go with what is asked for, is chosen anew; the rest stays."""
+    gone = locking.preferring("cpu", BuildConfig(), locked(torch="1.0.0", python="3.12"))
+    assert (gone.torch, gone.python, gone.variant, gone.base) == (None, "3.12", "cpu", "base:1")
+    assert locking.preferring("cuda", BuildConfig(), locked(build="cu90")).variant is None
+    known = catalogue.compatibility("cuda")
+    new, old = max(known.torch, key=variants.version_key), min(known.torch, key=variants.version_key)
+    (build, *_) = [name for name in known.torch[old].builds if name not in known.torch[new].builds]
+    asked_for = locking.preferring("cuda", BuildConfig(torch=new), locked(torch=old, build=build))
+    assert (asked_for.torch, asked_for.variant) == (new, None)
+    assert locking.preferring("cpu", BuildConfig(python="3.12"), locked()).base is None, (
+        "the locked base has another Python"
+    )
+    assert locking.preferring("cpu", BuildConfig(), locked(platform="linux/riscv64")).platform is None
+    with pytest.raises(UsageError, match=r"torch 9\.9"):
+        variants.choose(
+            catalogue.load("cpu"), catalogue.compatibility("cpu"),
+            inputs.wanted(locking.preferring("cpu", BuildConfig(torch="9.9"), locked())),
+        )  # fmt: skip
 
 
 def test_wheels_of_another_build_are_refused(tmp_path: Path) -> None:
