@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.worlds import Worlds
+
 
 def pytest_configure() -> None:
     """Programs that tests start take SIGHUP and SIGINT as programs do, also where the tests were started by `nohup` or with `&`."""
@@ -24,3 +26,9 @@ def clean_settings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     folder = tmp_path_factory.mktemp("config-home")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    """Worlds of ranks that run checks, each once."""
+    return Worlds(tmp_path_factory)

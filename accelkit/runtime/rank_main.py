@@ -4,6 +4,7 @@ The script runs in the real `__main__` module, so that pickling, spawned data lo
 expect. Imports no torch.
 """
 
+import atexit
 import faulthandler
 import os
 import signal
@@ -22,6 +23,7 @@ def main(kind: str, target: str, *arguments: str) -> None:
     """Run the program (`kind`: "script" or "module") and exit as Python would."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    atexit.register(_leave_groups)
     pid = os.getpid()
     error_file = os.path.join(
         os.path.dirname(os.environ[names.ENV_SPEC]), names.rank_error_file(int(os.environ["RANK"]))
@@ -41,6 +43,13 @@ def main(kind: str, target: str, *arguments: str) -> None:
         # Threads and exit handlers get their time; a rank that hangs in them shows where, and ends.
         faulthandler.dump_traceback_later(EXIT_GRACE, exit=True)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _leave_groups() -> None:
+    if "torch.distributed" in sys.modules:
+        from accelkit.runtime import leaving
+
+        leaving.leave_groups()
 
 
 def _run_module(name: str) -> None:
@@ -73,6 +82,7 @@ def _report(error: BaseException, path: str) -> None:
     import traceback  # here and below: only a rank that fails waits for these
 
     shown = _users_part(error.__traceback__)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown  # as Python does for exit handlers
     text = "".join(traceback.format_exception(type(error), error, shown))
     sys.stderr.write(text)
     sys.stderr.flush()

@@ -14,6 +14,7 @@ from accelkit.runtime.collectives.nested import NestedCollectives
 from accelkit.runtime.collectives.torch_dist import CopyingCollectives, TorchCollectives
 from accelkit.runtime.collectives.watch import PATIENCE, Watch
 from accelkit.runtime.errors import SettingError
+from accelkit.runtime.leaving import settle
 from accelkit.runtime.processes import ProcessActions
 from accelkit.runtime.settings import DistributedType
 
@@ -364,3 +365,4 @@ def _destroy_on_the_way_out() -> None:
     state = PartialState.current()
     if getattr(sys, "last_value", None) is None and state is not None:
         state.destroy_process_group()
+    settle()

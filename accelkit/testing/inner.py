@@ -55,8 +55,11 @@ def main() -> None:
     from accelkit.testing import plugin
 
     exchange = Path(os.environ["KIT_SPEC"]).parent
-    plugins: list[Any] = [Reporter(exchange / REPORTS.format(rank=os.environ["RANK"]))]
+    rank = os.environ["RANK"]
+    plugins: list[Any] = [Reporter(exchange / REPORTS.format(rank=rank))]
     options = ["-o", "addopts=", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestConfigWarning"]
+    # A folder of its own for tmp_path, gone with the run: in pytest's own, sessions clear away under each other.
+    options += ["--basetemp", str(exchange / f"tmp-of-rank-{rank}")]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # accelkit itself has no asserts to show
     if not _is_installed():
         plugins.append(plugin)

@@ -17,7 +17,7 @@ import pytest
 from tests.support.kit import ROOT, kit, runs, start, until
 
 SOCKET = "/var/run/docker.sock"
-SLEEPS = "import os, pathlib, time; pathlib.Path('up' + os.environ['RANK']).touch(); time.sleep(600)"
+SLEEPS = "import os, pathlib, threading; pathlib.Path('up' + os.environ['RANK']).touch(); threading.Event().wait()"
 SUM = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -65,10 +65,10 @@ def test_local_one_container_and_two_are_the_same_bits(work: Path) -> None:
 
 
 FAILING = """
-import os, sys, time, signal
+import os, sys, threading, signal
 if os.environ["RANK"] == "1":
     {}
-time.sleep(600)
+threading.Event().wait()
 """
 
 
@@ -103,7 +103,7 @@ def test_a_failing_rank_is_named_and_its_code_passes_through(
 def test_a_container_that_is_killed_from_outside_is_named(tmp_path: Path) -> None:
     """The node, not a rank; the other one is stopped."""
     (tmp_path / "s.py").write_text(
-        "import os, pathlib, time; pathlib.Path('up' + os.environ['RANK']).touch(); time.sleep(600)"
+        "import os, pathlib, threading; pathlib.Path('up' + os.environ['RANK']).touch(); threading.Event().wait()"
     )
     process = start("run", "--image", "cpu", "--nodes", "2", "s.py", cwd=tmp_path)
     until(lambda: all((tmp_path / f"up{r}").exists() for r in (0, 1)), "both nodes are up")
@@ -121,7 +121,7 @@ def test_a_container_that_is_killed_from_outside_is_named(tmp_path: Path) -> Non
 def test_a_signal_leaves_nothing(tmp_path: Path, phase: str, number: int, code: int) -> None:
     """While containers start, and while they work."""
     (tmp_path / "s.py").write_text(
-        "import os, pathlib, time; pathlib.Path('up' + os.environ['RANK']).touch(); time.sleep(600)"
+        "import os, pathlib, threading; pathlib.Path('up' + os.environ['RANK']).touch(); threading.Event().wait()"
     )
     process = start("run", "--image", "cpu", "--nodes", "2", "s.py", cwd=tmp_path)
     if phase == "training":
@@ -137,7 +137,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, phase: str, number: int, code: 
 
 def test_a_run_whose_kit_was_killed_can_be_stopped(tmp_path: Path) -> None:
     """It is listed as orphaned; stop removes containers and network."""
-    (tmp_path / "s.py").write_text("import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)")
+    (tmp_path / "s.py").write_text("import pathlib, threading; pathlib.Path('up').touch(); threading.Event().wait()")
     process = start("run", "--image", "cpu", "--nodes", "2", "s.py", cwd=tmp_path)
     until((tmp_path / "up").exists, "a node is up")
     process.kill()

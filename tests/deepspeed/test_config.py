@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.deepspeed import config_checks
-from tests.support.checks import Found, visit
 from tests.support.kit import kit
+from tests.support.worlds import Worlds, checks_of
 
-CHECKS = [name for name in dir(config_checks) if name.startswith("check_")]
 SCRIPT = """
 import torch
 from accelkit import Accelerator
@@ -27,20 +26,12 @@ acc.print(acc.strategy, plugin.zero_stage, plugin.get_value("gradient_clipping")
 """
 
 
-@pytest.fixture(scope="module")
-def worlds() -> dict[int, Found]:
-    """What the worlds that have run found."""
-    return {}
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("check", CHECKS)
-def test_config(worlds: dict[int, Found], size: int, check: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("check", checks_of(config_checks))
+def test_config(worlds: Worlds, size: int, check: str) -> None:
     """The check, whose docstring says what must hold, holds on every rank."""
-    outcomes, found = visit(worlds, size, "tests.deepspeed.config_checks", tmp_path_factory.mktemp(f"config{size}"))
-    for rank, results in enumerate(found):
-        assert results.get(check, "was not reached") == "", outcomes[rank].output[-3000:]
+    worlds.check(config_checks, size, check)
 
 
 @pytest.mark.timeout(120)

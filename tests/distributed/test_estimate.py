@@ -58,7 +58,8 @@ def test_what_cannot_be_estimated(tmp_path: Path, words: list[str], message: str
 
 def test_a_folder_of_transformers_is_built_where_it_is_said_where(tmp_path: Path) -> None:
     """Weights beside a config.json: the headers are quick; with --on the model is built, and the map is that of the runtime, ties kept."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=100, n_positions=64)
     model = transformers.GPT2LMHeadModel(config)
     model.save_pretrained(tmp_path / "gpt2")
@@ -78,7 +79,8 @@ def test_a_folder_of_transformers_is_built_where_it_is_said_where(tmp_path: Path
 
 def test_what_takes_torch_runs_on_a_rank(tmp_path: Path) -> None:
     """A .bin checkpoint, and a config of transformers, whose model has never had weights."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     (tmp_path / "old").mkdir()
     torch.save(make("decoder").state_dict(), tmp_path / "old" / "pytorch_model.bin")
     config = transformers.LlamaConfig(

@@ -15,7 +15,7 @@ from tests.support.kit import KIT, ROOT, command, kit, runs, start, until
 
 def test_nohup_keeps_a_run_from_its_terminals_end(tmp_path: Path) -> None:
     """A caller that ignores SIGHUP, as nohup does, has its run go on; other signals end it as ever."""
-    (tmp_path / "s.py").write_text("import pathlib, time\npathlib.Path('up').touch()\ntime.sleep(600)\n")
+    (tmp_path / "s.py").write_text("import pathlib, threading\npathlib.Path('up').touch()\nthreading.Event().wait()\n")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         process = start("run", "--on", "local", "s.py", cwd=tmp_path)
@@ -194,10 +194,10 @@ def test_followed_logs_have_whole_characters(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_a_run_is_detached_ends_it(tmp_path: Path) -> None:
     """Nobody was told of the run yet: its supervisor goes, no secret stays, and its record says that it was stopped."""
-    (tmp_path / "s.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "s.py").write_text("import threading\nthreading.Event().wait()\n")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
-        "import sys, time\nif 'accelkit.host.launch.detached' in sys.orig_argv: time.sleep(600)\n"
+        "import sys, threading\nif 'accelkit.host.launch.detached' in sys.orig_argv: threading.Event().wait()\n"
     )
     env = {"PYTHONPATH": f"{ROOT}:{tmp_path}/site", "XDG_RUNTIME_DIR": str(tmp_path / "runtime"), "TOKEN": "x"}
     process = start("run", "--on", "local", "--detach", "--secret", "TOKEN", "s.py", cwd=tmp_path, env=env)

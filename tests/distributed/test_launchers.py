@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def fail_here(rank: int) -> None:
     if acc.process_index == rank:
         raise ZeroDivisionError(f"rank {rank} is to blame")
     acc.wait_for_everyone()
-    time.sleep(1000)
+    threading.Event().wait()
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -126,7 +126,7 @@ def test_nothing_is_left_of_a_launch(tmp_path: Path) -> None:
         acc.wait_for_everyone()
         if fails and acc.process_index == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            time.sleep(1000)
+            threading.Event().wait()
         if fails:
             raise ValueError("enough")
 
@@ -309,13 +309,13 @@ def test_from_a_script_and_without_a_file(how: str, tmp_path: Path) -> None:
 def test_ranks_end_with_the_process_that_launched_them(number: signal.Signals, tmp_path: Path) -> None:
     """A kernel that is killed leaves no rank behind, nor one whose launch is interrupted."""
     code = """
-import os, pathlib, sys, time
+import os, pathlib, sys, threading
 from accelkit import notebook_launcher
 def work():
     path = pathlib.Path(sys.argv[1], os.environ["RANK"])
     path.with_suffix(".new").write_text(str(os.getpid()))
     path.with_suffix(".new").rename(path)
-    time.sleep(1000)
+    threading.Event().wait()
 notebook_launcher(work, num_processes=2)
 """
     kernel = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(ROOT)})

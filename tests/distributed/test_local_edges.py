@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.kit import KIT, ROOT, kit, runs, start, until
 
-SLEEPER = "import os, pathlib, time\npathlib.Path('up' + os.environ['RANK']).touch()\ntime.sleep(600)\n"
+SLEEPER = "import os, pathlib, threading\npathlib.Path('up' + os.environ['RANK']).touch()\nthreading.Event().wait()\n"
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
 IGNORES = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 
@@ -106,11 +106,21 @@ def test_nothing_stays_of_a_rank_that_had_to_be_killed(tmp_path: Path) -> None:
 def test_a_failure_is_not_covered_by_the_time_limit(tmp_path: Path) -> None:
     """A rank raises; the other one ignores SIGTERM until the time is up: the exception is why the run failed."""
     (tmp_path / "s.py").write_text(
-        f"{IGNORES}import os, time\nif os.environ['RANK'] == '0': raise ValueError('mine')\ntime.sleep(600)\n"
+        f"{IGNORES}import os, threading\nif os.environ['RANK'] == '0': raise ValueError('mine')\nthreading.Event().wait()\n"
     )
     done = kit("run", "--on", "local", "--procs-per-node", "2", "--timeout", "3s", "s.py", cwd=tmp_path)
     assert (done.code, runs(tmp_path)[0]["state"]) == (1, "failed")
     assert "rank 0 on node0 raised ValueError: mine" in done.err
+
+
+def test_a_script_that_leaves_its_group_behind_ends_well(tmp_path: Path) -> None:
+    """Collectives that nobody waited for, no `destroy_process_group`: gloo's threads do not abort the rank on its way out."""
+    (tmp_path / "s.py").write_text(
+        "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\nfor _ in range(30):\n"
+        "    dist.all_gather([torch.empty(1_000_000) for _ in range(2)], torch.ones(1_000_000), async_op=True)\n"
+    )
+    done = kit("run", "--on", "local", "--procs-per-node", "2", "s.py", cwd=tmp_path)
+    assert (done.code, done.out) == (0, ""), done.err
 
 
 def test_modules_of_the_user_are_not_kits(tmp_path: Path) -> None:
@@ -361,7 +371,7 @@ def test_a_module_that_is_not_there_is_told_with_its_remedy(tmp_path: Path) -> N
 
 def test_clean_says_what_was_left_and_of_whom(tmp_path: Path) -> None:
     """Nothing of runs that ended; the run whose kit was killed by its ID; a run is found by the time in its ID."""
-    (tmp_path / "s.py").write_text("import time\nopen('up', 'w')\ntime.sleep(60)\n")
+    (tmp_path / "s.py").write_text("import threading\nopen('up', 'w')\nthreading.Event().wait()\n")
     assert kit("run", "--on", "local", "--timeout", "2s", "s.py", cwd=tmp_path).code == 124
     assert "nothing was left (1 runs looked at)" in kit("runs", "clean", cwd=tmp_path, env=NO_ENGINE).err
     (tmp_path / "up").unlink()

@@ -88,7 +88,9 @@ def test_the_self_test_passes_on_two_ranks(tmp_path: Path) -> None:
 def sleeper(tmp_path: Path) -> Path:
     """A script that tells it is up, and then does nothing."""
     path = tmp_path / "sleeper.py"
-    path.write_text("import time, pathlib, os\npathlib.Path('up' + os.environ['RANK']).touch()\ntime.sleep(600)\n")
+    path.write_text(
+        "import threading, pathlib, os\npathlib.Path('up' + os.environ['RANK']).touch()\nthreading.Event().wait()\n"
+    )
     return path
 
 

@@ -51,10 +51,11 @@ def test_a_marker_that_cannot_be_is_the_tests_failure(tmp_path: Path, arguments:
 
 
 def test_the_run_of_a_failed_test_is_kept_until_it_is_run_again(tmp_path: Path) -> None:
-    """Its record and logs lie where those of any run do; of a test that passes nothing stays."""
+    """Its record, its logs and each rank's tmp_path lie where those of any run do; of a test that passes nothing stays."""
     test = tmp_path / "test_one.py"
     test.write_text(
-        "import pytest\n\n@pytest.mark.ranks\ndef test_bad():\n    assert False\n\n@pytest.mark.ranks\ndef test_good():\n    pass\n"
+        "import os, pytest\n\n@pytest.mark.ranks\ndef test_bad(tmp_path):\n    (tmp_path / f'of {os.environ[\"RANK\"]}').touch()\n"
+        "    assert False\n\n@pytest.mark.ranks\ndef test_good(tmp_path):\n    pass\n"
     )
     done = session(tmp_path)
     [kept] = runs(tmp_path)
@@ -62,7 +63,9 @@ def test_the_run_of_a_failed_test_is_kept_until_it_is_run_again(tmp_path: Path) 
     assert "1 failed, 1 passed" in done.out, done.out
     assert (kept["command"], kept["state"]) == ("pytest test_one.py::test_bad", "failed")
     assert f".accelkit/runs/{kept['run_id']}" in done.out
-    assert list((tmp_path / ".accelkit" / "runs" / kept["run_id"]).rglob("rank-0.log"))
+    folder = tmp_path / ".accelkit" / "runs" / kept["run_id"]
+    assert list(folder.rglob("rank-0.log"))
+    assert {path.parts[-3] for path in folder.rglob("of ?")} >= {"tmp-of-rank-0"}
     test.write_text(test.read_text().replace("assert False", "pass"))
     assert "2 passed" in session(tmp_path).out
     assert runs(tmp_path) == []
@@ -71,8 +74,8 @@ def test_the_run_of_a_failed_test_is_kept_until_it_is_run_again(tmp_path: Path) 
 def test_what_a_killed_session_leaves_is_found_and_ended(tmp_path: Path) -> None:
     """Kit sees the run; the next session of this folder ends it."""
     (tmp_path / "test_one.py").write_text(
-        "import os, pathlib, pytest, time\n\n@pytest.mark.ranks(procs_per_node=1)\ndef test_long():\n"
-        "    pathlib.Path('pid').write_text(str(os.getpid()))\n    time.sleep(600)\n\n"
+        "import os, pathlib, pytest, threading\n\n@pytest.mark.ranks(procs_per_node=1)\ndef test_long():\n"
+        "    pathlib.Path('pid').write_text(str(os.getpid()))\n    threading.Event().wait()\n\n"
         "@pytest.mark.ranks\ndef test_other():\n    pass\n"
     )
     left = subprocess.Popen([*PYTEST, "-k", "long"], cwd=tmp_path, env=_env(None), stdout=subprocess.DEVNULL)

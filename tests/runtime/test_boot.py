@@ -56,7 +56,7 @@ class World:
         return codec.read(RankResult, self.folder / names.rank_file(rank))
 
 
-LAST = "import os, sys, time, signal\nlast = os.environ['RANK'] == '1'\n"
+LAST = "import os, sys, threading, signal\nlast = os.environ['RANK'] == '1'\n"
 
 
 def test_every_rank_gets_its_place_its_arguments_and_prefixed_lines(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_every_rank_gets_its_place_its_arguments_and_prefixed_lines(tmp_path: Pa
 )
 def test_the_first_failure_is_named_and_ends_the_others(tmp_path: Path, how: str, code: int, cause: str) -> None:
     """Its exit code is boot's; the rank that would sleep for ever is stopped, as a consequence."""
-    world = World(tmp_path, f"{LAST}if last: {how}\ntime.sleep(600)\n")
+    world = World(tmp_path, f"{LAST}if last: {how}\nthreading.Event().wait()\n")
     started = time.monotonic()
     found, _, _ = world.run()
 
@@ -127,7 +127,8 @@ def test_a_rank_that_hangs_after_its_exception_shows_where_and_ends(tmp_path: Pa
 def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """Waiting has a limit."""
     world = World(
-        tmp_path, f"{LAST}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif last: sys.exit(5)\ntime.sleep(600)\n"
+        tmp_path,
+        f"{LAST}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif last: sys.exit(5)\nthreading.Event().wait()\n",
     )
     code, _, _ = world.run()
 
@@ -152,7 +153,7 @@ def test_nothing_of_a_rank_outlives_boot(tmp_path: Path) -> None:
 
 def test_ranks_die_with_a_boot_that_is_killed(tmp_path: Path) -> None:
     """No orphan goes on computing."""
-    world = World(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n", ranks=1)
+    world = World(tmp_path, "import os, threading\nprint(os.getpid(), flush=True)\nthreading.Event().wait()\n", ranks=1)
     with world.start() as boot:
         assert boot.stdout is not None
         pid = int(boot.stdout.readline().split()[-1])
@@ -165,7 +166,7 @@ def test_ranks_die_with_a_boot_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_stops_the_node(tmp_path: Path, number: int, code: int) -> None:
     """Every rank gets SIGTERM and is recorded as stopped."""
-    world = World(tmp_path, "import time\nprint('up', flush=True)\ntime.sleep(600)\n", ranks=1)
+    world = World(tmp_path, "import threading\nprint('up', flush=True)\nthreading.Event().wait()\n", ranks=1)
     with world.start() as boot:
         assert boot.stdout is not None
         boot.stdout.readline()
@@ -299,7 +300,7 @@ def test_a_node_that_waits_for_its_spec_goes_when_nobody_sends_one(tmp_path: Pat
 
 def test_a_rank_that_dies_while_stacks_are_asked_for_is_seen(tmp_path: Path) -> None:
     """A wish for stacks that meets a dead rank does not take its end away from boot."""
-    world = World(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n", ranks=1)
+    world = World(tmp_path, "import os, threading\nprint(os.getpid(), flush=True)\nthreading.Event().wait()\n", ranks=1)
     with world.start() as boot:
         assert boot.stdout is not None
         pid = int(boot.stdout.readline().split()[-1])

@@ -1,4 +1,4 @@
-"""Running the checks of a module on every rank of one world; each check's outcome goes to a file that the test reads."""
+"""On a rank: running the checks of a module; each check's outcome goes to a file that the test reads (see `worlds`)."""
 
 import json
 import traceback
@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from accelkit import Accelerator
-from tests.support.ranks import Outcome, run_ranks
-
-Found = tuple[list[Outcome], list[dict[str, str]]]
 
 
 def run_checks(names: Mapping[str, Any], folder: str) -> None:
@@ -27,12 +24,3 @@ def run_checks(names: Mapping[str, Any], folder: str) -> None:
             found[name] = ""
         finally:
             file.write_text(json.dumps(found))
-
-
-def visit(worlds: dict[int, Found], size: int, module: str, folder: Path) -> Found:
-    """In the test: run the world of that size once, and remember what it found."""
-    if size not in worlds:
-        outcomes = run_ranks(size, "-m", module, str(folder), timeout=200)
-        files = [folder / f"{rank}.json" for rank in range(size)]
-        worlds[size] = outcomes, [json.loads(file.read_text()) if file.exists() else {} for file in files]
-    return worlds[size]
