@@ -90,6 +90,7 @@ image_base() {
 
 # DeepSpeed and what its tests need, apart from everything else: it asks for other packages than the rest, and compiles.
 DEEPSPEED=deepspeed==0.19.8
+DEEPSPEED_BESIDE=(ninja pytest-timeout 'transformers>=4.40')
 DEEPSPEED_HOME=$CACHE/deepspeed
 
 # The first Python on the PATH that accelkit runs on.
@@ -168,7 +169,7 @@ need_compiler() {
 fill_deepspeed() {
     local options pip=$DEEPSPEED_HOME/venv/bin/pip
     mapfile -t options < <(torch_options)
-    logged deepspeed-torch "$pip" install --no-compile "${options[@]}" "$TORCH" setuptools wheel ninja pytest-timeout \
+    logged deepspeed-torch "$pip" install --no-compile "${options[@]}" "$TORCH" setuptools wheel "${DEEPSPEED_BESIDE[@]}" \
         --editable "${ROOT}[runtime,test]"
     # Without isolation: its set-up looks for torch.
     logged deepspeed "$pip" install --no-compile --no-build-isolation "${options[@]}" "$TORCH" "$DEEPSPEED"
@@ -181,7 +182,7 @@ fill_deepspeed() {
 use_deepspeed() {
     local wanted stamp=$DEEPSPEED_HOME/installed-for
     export TORCH_EXTENSIONS_DIR=$DEEPSPEED_HOME/extensions DS_ACCELERATOR=cpu PYTHONPATH=$ROOT
-    wanted=$({ cat "$ROOT/pyproject.toml" && printf '%s\n' "$TORCH" "$DEEPSPEED"; } | sha256sum)
+    wanted=$({ cat "$ROOT/pyproject.toml" && printf '%s\n' "$TORCH" "$DEEPSPEED" "${DEEPSPEED_BESIDE[@]}"; } | sha256sum)
     need_compiler
     (
         hold_lock deepspeed

@@ -143,6 +143,9 @@ class StrategyOptions:
     deepspeed_offload_param_nvme_path: str | None = option(
         None, "deepspeed: folder on the disk for parameters.", metavar="PATH", **_DEEPSPEED
     )
+    deepspeed_zero3_init_flag: bool | None = option(
+        None, "deepspeed: stage 3 divides models while transformers builds them.", **_DEEPSPEED
+    )
     deepspeed_zero3_save_16bit_model: bool | None = option(
         None, "deepspeed: what its engine's save_16bit_model may do; save_model gathers in any case.", **_DEEPSPEED
     )

@@ -61,7 +61,8 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
     "swanlab": {"accelkit/runtime/tracking/swanlab.py": "the tracker that is about it"},
     "tensorboardX": {"accelkit/runtime/tracking/tensorboard.py": "the tracker that is about it"},
     "transformers": {
-        "accelkit/runtime/bigmodel/describe.py": "builds the model that a config describes, without memory"
+        "accelkit/runtime/bigmodel/describe.py": "builds the model that a config describes, without memory",
+        "accelkit/runtime/strategies/deepspeed_building.py": "tells it that DeepSpeed divides what it builds",
     },
     "tqdm": {"accelkit/runtime/progress.py": "the progress bar"},
     "trackio": {"accelkit/runtime/tracking/trackio.py": "the tracker that is about it"},
@@ -71,6 +72,7 @@ OPTIONAL_LIBRARIES: dict[str, dict[str, str]] = {
         "accelkit/runtime/data/adopted.py": "makes its loader where a script asks for it",
     },
     "deepspeed": {
+        "accelkit/runtime/strategies/deepspeed_building.py": "its part that divides models while they are built",
         "accelkit/runtime/strategies/deepspeed_library.py": "its part that loads it",
         "accelkit/runtime/strategies/deepspeed_model.py": "its part that gathers parameters",
     },

@@ -18,7 +18,7 @@ from accelkit import Accelerator
 from accelkit.runtime.errors import SettingError, UnsupportedError
 from accelkit.runtime.strategies.deepspeed_plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
 from tests.support.checks import run_checks
-from tests.support.strategies import Case, batch_of, build, compare, float32_bound, reference, train
+from tests.support.strategies import Case, Net, batch_of, build, compare, float32_bound, reference, train
 
 ADAMW = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": True}}
 
@@ -235,6 +235,58 @@ def check_classes_that_are_gathered_whole(acc: Accelerator) -> None:
     other = build()
     with pytest.raises(SettingError, match="Expert is no class of a module of the model"):
         acc.prepare(other, torch.optim.AdamW(other.parameters()))
+
+
+def check_models_divided_while_they_are_built(acc: Accelerator) -> None:
+    """In the block no parameter is whole; training is that of the model that one process builds with the same seed."""
+    plugin = DeepSpeedPlugin(zero_stage=3)
+    with pytest.raises(SettingError, match="once the Accelerator is there"):
+        plugin.zero3_init_context_manager(enable=True)
+    with pytest.warns(UserWarning, match="no effect below stage 3"):
+        acc = accelerator(DeepSpeedPlugin(zero_stage=2, zero3_init_flag=True))
+    acc = accelerator(plugin)
+    wanted, losses, _ = reference(3, clip=1e9, dtype=torch.float32)
+    with plugin.zero3_init_context_manager(enable=True):
+        torch.manual_seed(3 + acc.process_index)  # rank 0's values are everybody's
+        model = Net()
+        with plugin.zero3_init_context_manager(enable=False):
+            assert sum(one.numel() for one in nn.Linear(2, 3).parameters()) == 9
+    assert sum(one.numel() for one in model.parameters()) == 0
+    weights = list(model.parameters())
+    assert all(one.ds_numel == other.numel() for one, other in zip(weights, wanted.parameters(), strict=True))
+    prepared, optimizer = acc.prepare(
+        model, torch.optim.AdamW([{"params": weights[:2]}, {"params": weights[2:], "lr": 0.01}], lr=0.02)
+    )
+    prepared.register_forward_pre_hook(lambda _, given: tuple(one.float() for one in given))
+    found = train(acc, prepared, optimizer, range(3), clip=1e9)[0]
+    assert found == pytest.approx(losses, abs=float32_bound()["atol"])
+    compare(acc, prepared, wanted, float32_bound())
+
+
+def check_transformers_divide_what_they_build(acc: Accelerator) -> None:
+    """zero3_init_flag: `from_pretrained` reads a checkpoint into parts, and the whole state is the file's; without it models are whole."""
+    import transformers
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32, "num_attention_heads": 2}
+    folder = Path(acc.gather_object([tempfile.mkdtemp()])[0])
+    torch.manual_seed(7)
+    wanted = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **shape))
+    if acc.is_main_process:
+        wanted.save_pretrained(folder)
+    acc.wait_for_everyone()
+    for flag in (True, False):
+        acc = accelerator(DeepSpeedPlugin(hf_ds_config=config(3), zero3_init_flag=flag))
+        assert acc.deepspeed_plugin is not None
+        assert acc.deepspeed_plugin.is_zero3_init_enabled() is flag
+        with acc.deepspeed_plugin.zero3_init_context_manager(enable=not flag):
+            other = transformers.LlamaForCausalLM.from_pretrained(folder)
+        model = transformers.LlamaForCausalLM.from_pretrained(folder)
+        assert [any(weight.numel() for weight in one.parameters()) for one in (model, other)] == [not flag, flag]
+        model, _ = acc.prepare(model, torch.optim.AdamW(model.parameters()))
+        state = acc.get_state_dict(model)
+        assert not acc.is_main_process or all(
+            torch.equal(state[name], one) for name, one in wanted.state_dict().items()
+        )
 
 
 if __name__ == "__main__":

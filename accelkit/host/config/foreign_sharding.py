@@ -23,9 +23,6 @@ _SHARDING: Final = {"FULL_SHARD": True, "1": True, "SHARD_GRAD_OP": False, "2": 
 _DEEPSPEED_NOTHING: Final = (None, False, "none", "", "auto")
 _DEEPSPEED_LEFT_OUT: Final = ("gradient_accumulation_steps", "deepspeed_multinode_launcher", "msamp_opt_level")
 """Read apart, about launchers, and about what is off."""
-_DEEPSPEED_ELSEWHERE: Final = {
-    "zero3_init_flag": "a model is divided when it is prepared",
-}
 
 Translated = tuple[dict[str, object], list[str]]
 """Settings by dotted key, and a line for everything that has no counterpart."""
@@ -111,7 +108,7 @@ def _deepspeed(block: Mapping[str, Any]) -> Translated:
         if problem is None:
             values[f"run.{key}"] = made
         else:
-            left.append(f"deepspeed_config.{name}: {_DEEPSPEED_ELSEWHERE.get(name, problem)}")
+            left.append(f"deepspeed_config.{name}: {problem}")
     return values, left
 
 

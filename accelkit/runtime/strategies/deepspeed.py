@@ -21,6 +21,7 @@ from accelkit.runtime.settings import DistributedType, Handlers
 from accelkit.runtime.state import PartialState
 from accelkit.runtime.strategies import deepspeed_config, deepspeed_library, deepspeed_plugin
 from accelkit.runtime.strategies.base import NOTHING, Capabilities, Steps, Strategy
+from accelkit.runtime.strategies.deepspeed_building import Building
 from accelkit.runtime.strategies.deepspeed_model import DeepSpeedEngineWrapper, Training
 from accelkit.runtime.strategies.deepspeed_parts import total_norm
 from accelkit.runtime.strategies.deepspeed_plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
@@ -43,7 +44,9 @@ class DeepSpeedStrategy(Strategy):
         provide(LOCAL_RANK=state.local_process_index)  # DeepSpeed reads it; no launcher has set it under plain python
         self._fit_device()
         launched = state.defaults.settings.strategy_options.get("deepspeed", {})
-        self.plugin = deepspeed_plugin.completed(handlers.given(DeepSpeedPlugin), launched)
+        given = handlers.given(DeepSpeedPlugin)
+        self.plugin = deepspeed_plugin.completed(given, launched)
+        self._prepare_building(given)
         self._trainings: list[Training] = []
         self._waiting: list[_Waiting] = []
         self._batches: list[int] = []
@@ -57,6 +60,17 @@ class DeepSpeedStrategy(Strategy):
                 f"DeepSpeed computes on {kind}, and this run on {self.state.kind.name}",
                 hint=f"set DS_ACCELERATOR={self.state.kind.name} for the run: kit run --env DS_ACCELERATOR={self.state.kind.name}",
             )
+
+    def _prepare_building(self, given: DeepSpeedPlugin | None) -> None:
+        """Have models that are built from now on divided, where that is asked for; let the script ask for it later."""
+        config = deepspeed_config.before_models(self.plugin, self.state.num_processes, _PRECISIONS[self.dtype])
+        if config["zero_optimization"].get("stage") == 3:
+            self.plugin.building = Building(config)
+            if given is not None:
+                given.building = self.plugin.building
+            self.plugin.building.begin(divides=bool(self.plugin.zero3_init_flag))
+        elif self.plugin.zero3_init_flag:
+            warnings.warn("zero3_init_flag has no effect below stage 3: zero_stage=3 divides parameters", stacklevel=6)
 
     @property
     def distributed_type(self) -> DistributedType:

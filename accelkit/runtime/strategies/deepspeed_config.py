@@ -38,11 +38,7 @@ def resolve(plugin: DeepSpeedPlugin, facts: Facts) -> dict[str, Any]:
 
     Raises SettingError that lists every contradiction, and every "auto" for which there is no value.
     """
-    config = copy.deepcopy(plugin.given_config) if plugin.given_config is not None else _made_of_fields(plugin)
-    if plugin.given_config is not None and _ZERO not in config:
-        raise SettingError(
-            f"DeepSpeed's config has no {_ZERO}", hint='give it one, such as {"stage": 2}; without it ddp does the same'
-        )
+    config = _given_or_made(plugin)
     reader = HfDeepSpeedConfig(config)
     steps, batch = _counts(reader, plugin, facts)
     wanted = _values(plugin, facts, steps, batch)
@@ -66,6 +62,30 @@ def resolve(plugin: DeepSpeedPlugin, facts: Facts) -> dict[str, Any]:
         )
     _complete(config, wanted)
     plugin.resolved_config = config
+    return config
+
+
+def before_models(plugin: DeepSpeedPlugin, size: int, precision: str) -> dict[str, Any]:
+    """As much of the config as building a model needs and is known by then; no value is "auto"."""
+    config = _given_or_made(plugin)
+    for name in ("optimizer", "scheduler", "train_batch_size"):
+        config.pop(name, None)
+    reader = HfDeepSpeedConfig(config)
+    wanted = _values(plugin, Facts(size=size, precision=precision, steps=1), steps=1, batch=1)
+    for key in list(_autos(config)):
+        _fill(reader, key, wanted.get(key, _LATER), {})
+    _complete(config, wanted)
+    return config
+
+
+def _given_or_made(plugin: DeepSpeedPlugin) -> dict[str, Any]:
+    if plugin.given_config is None:
+        return _made_of_fields(plugin)
+    config = copy.deepcopy(plugin.given_config)
+    if _ZERO not in config:
+        raise SettingError(
+            f"DeepSpeed's config has no {_ZERO}", hint='give it one, such as {"stage": 2}; without it ddp does the same'
+        )
     return config
 
 

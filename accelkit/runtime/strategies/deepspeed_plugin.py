@@ -4,6 +4,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -43,7 +44,7 @@ class DeepSpeedPlugin(KwargsHandler):
     offload_optimizer_nvme_path: str | None = None
     offload_param_nvme_path: str | None = None
     zero3_init_flag: bool | None = None
-    """Accepted: a model is divided when it is prepared."""
+    """Stage 3: transformers divides models while it builds them. Default: they are divided when they are prepared."""
     zero3_save_16bit_model: bool | None = None
     """Stage 3: what the engine's own `save_16bit_model` may do. `save_model` gathers in any case."""
     transformer_moe_cls_names: str | None = None
@@ -71,6 +72,8 @@ class DeepSpeedPlugin(KwargsHandler):
         """The config with a value for every "auto", once models are prepared."""
         self.resolved: dict[str, Any] = {}
         """What each "auto" became, by its dotted key."""
+        self.building: Any = None
+        """How models are divided while they are built; there once an Accelerator trains by this plug-in, at stage 3."""
 
     def strategy(self) -> str:
         """The one whose engine this is about."""
@@ -98,6 +101,25 @@ class DeepSpeedPlugin(KwargsHandler):
     def is_auto(self, ds_key_long: str) -> bool:
         """Whether the config leaves a dotted key to be filled in."""
         return bool(self.get_value(ds_key_long) == "auto")
+
+    def is_zero3_init_enabled(self) -> bool:
+        """Whether models are divided while they are built."""
+        return self.building is not None and bool(self.zero3_init_flag)
+
+    def zero3_init_context_manager(self, enable: bool = False) -> AbstractContextManager[None]:
+        """A block in which models are divided while they are built, by whatever library; `enable=False`: in which they are not.
+
+        Every rank builds the same model there; rank 0's values are everybody's. Raises SettingError below stage 3, and before there is
+        an Accelerator.
+        """
+        if self.building is not None:
+            return self.building.block(divides=enable)  # type: ignore[no-any-return]
+        if not enable:
+            return nullcontext()
+        raise SettingError(
+            "zero3_init_context_manager: models are divided while they are built at stage 3, once the Accelerator is there",
+            hint="Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=3)), then accelerator.deepspeed_plugin",
+        )
 
 
 def completed(plugin: DeepSpeedPlugin | None, launched: Mapping[str, Any]) -> DeepSpeedPlugin:

@@ -132,9 +132,10 @@ deepspeed_config: {zero_stage: 3, offload_param_device: cpu, gradient_accumulati
             "deepspeed_offload_param_device": "cpu",
             "deepspeed_offload_optimizer_device": "nvme",
             "deepspeed_gradient_clipping": 1.0,
+            "deepspeed_zero3_init_flag": True,
             "grad_accum_steps": 4,
         },
-        ["divided when it is prepared"],
+        [],
     ),
     (
         "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 2}}",
