@@ -110,6 +110,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"`set_to_none` for zero_grad is not supported by {type(self.optimizer).__name__}")
         if not self.gradient_state.sync_gradients:
             return
+        if isinstance(self.scaler, LossScaler):
+            self.scaler.drop(self.optimizer)
         if self.steps is not None:
             self.steps.zero_grad()
         elif self._takes_set_to_none:
@@ -124,7 +126,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return None
         if self.steps is not None:
             return self._step_elsewhere(closure)
-        if self.scaler is None:
+        if self.scaler is None or (closure is None and not self._has_gradients()):
+            self._was_skipped, self._overflows = False, ()
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         self._has_stepped = False
         loss = self.scaler.step(self.optimizer, *(() if closure is None else (closure,)))
@@ -143,9 +146,16 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             )
         self._was_skipped = not self.steps.step()
 
+    def _has_gradients(self) -> bool:
+        """Whether there is anything to look for overflows in: a scaler refuses to step without."""
+        return any(parameter.grad is not None for group in self.param_groups for parameter in group["params"])
+
     def unscale(self) -> None:
-        """Bring gradients back to their true size, once per step; nothing without a scaler."""
+        """Bring gradients back to their true size, once per step; nothing without a scaler, and after the step."""
         if self.scaler is None:
+            return
+        if isinstance(self.scaler, LossScaler):
+            self.scaler.unscale_once(self.optimizer)
             return
         stage = self.scaler._per_optimizer_states[id(self.optimizer)]["stage"]  # noqa: SLF001  (until the scaler updates)
         if stage is not OptState.UNSCALED:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.amp.grad_scaler import OptState
 from torch.utils.hooks import RemovableHandle
 
 from accelkit.runtime import float8, interrupted, structure
@@ -33,7 +34,11 @@ class LossScaler(torch.amp.GradScaler):
     def __init__(self, device: str, **settings: Any) -> None:
         super().__init__(device, **settings)
         self._stepped: set[int] = set()
-        """Optimizers that have stepped since the last update."""
+        """Optimizers that have stepped since the last update, or have let go of gradients that were unscaled."""
+        self._losses = 0
+        """Losses that were scaled so far."""
+        self._unscaled_at: dict[int, int] = {}
+        """That number, when an optimizer's gradients were unscaled last."""
 
     def __getstate__(self) -> dict[str, Any]:
         self.settle()
@@ -43,6 +48,7 @@ class LossScaler(torch.amp.GradScaler):
     def scale(self, outputs: Any) -> Any:
         """The scaled loss."""
         self.settle()
+        self._losses += 1
         return super().scale(outputs)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -50,6 +56,29 @@ class LossScaler(torch.amp.GradScaler):
         if id(optimizer) in self._stepped:
             self.settle()
         super().unscale_(optimizer)
+        self._unscaled_at[id(optimizer)] = self._losses
+
+    def unscale_once(self, optimizer: torch.optim.Optimizer) -> None:
+        """The same, once per step. Raises SettingError where gradients of another loss came on top of unscaled ones."""
+        stage = self._per_optimizer_states[id(optimizer)]["stage"]
+        if stage is OptState.READY:
+            self.unscale_(optimizer)
+        elif stage is OptState.UNSCALED and self._unscaled_at[id(optimizer)] != self._losses:
+            raise SettingError(
+                f"gradients of {type(optimizer).__name__} were unscaled, by clipping for example, and then a loss was "
+                "scaled again without a step: its gradients cannot be told from those",
+                hint="optimizer.zero_grad() before the next backward, or clip after the last backward of a step",
+            )
+
+    def drop(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer's gradients are let go of: no step comes for what was unscaled. An overflow in it counts all the same."""
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is not OptState.UNSCALED:
+            return
+        if state["found_inf_per_device"]:
+            self._stepped.add(id(optimizer))
+        else:
+            del self._per_optimizer_states[id(optimizer)]
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step, unless a gradient overflowed. The factor changes later."""

@@ -102,8 +102,20 @@ class TrainingMethods(ProcessActions):
         chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if not self.gradient_state.sync_gradients:
             return self._norm_so_far(chosen, norm_type)
-        self.unscale_gradients()
+        self._unscale_those_of(chosen)
         return self._strategy.clip_grad_norm(chosen, max_norm, norm_type)
+
+    def _unscale_those_of(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Unscale for the optimizers of these parameters: gradients of others may still be on their way. For all where none has them."""
+        if self._precision.scaler is None:
+            return
+        asked = set(map(id, parameters))
+        owners = [
+            one
+            for one in self._optimizers
+            if any(id(p) in asked for group in one.param_groups for p in group["params"])
+        ]
+        self.unscale_gradients(owners or None)
 
     def _norm_so_far(self, parameters: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
         norm = self._strategy.grad_norm(parameters, norm_type)
@@ -114,8 +126,8 @@ class TrainingMethods(ProcessActions):
         """Limit each element of the gradients to [-clip_value, clip_value]; nothing while micro-batches are being accumulated."""
         if not self.gradient_state.sync_gradients:
             return
-        self.unscale_gradients()
         chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        self._unscale_those_of(chosen)
         self._strategy.clip_grad_value(chosen, clip_value)
 
     def verify_device_map(self, model: nn.Module) -> bool:

@@ -156,6 +156,73 @@ def test_clipping_for_several_optimizers_acts_on_true_gradients() -> None:
             assert weight.item() == pytest.approx(step / 2, abs=1e-4)
 
 
+def _scaled(*weights: nn.Parameter) -> tuple[Accelerator, list[Any]]:
+    """An Accelerator whose scaler changes its factor at every step, and an optimizer for each weight."""
+    settings = GradScalerKwargs(init_scale=4.0, growth_interval=1)
+    acc = Accelerator(mixed_precision="fp16", cpu=True, kwargs_handlers=[settings])
+    return acc, [acc.prepare(torch.optim.SGD([weight], lr=1.0)) for weight in weights]
+
+
+@pytest.mark.parametrize("order", ["step first", "losses apart"])
+def test_clipping_for_one_optimizer_leaves_the_gradients_of_others_right(order: str) -> None:
+    """Whether another optimizer has stepped already, or has yet to get its gradients, each steps by its true ones."""
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    acc, optimizers = _scaled(*weights)
+    if order == "step first":
+        acc.backward((weights[0] + weights[1]).sum() / 4)
+        optimizers[0].step()
+        assert acc.clip_grad_norm_([weights[1]], 9.0).item() == 0.25
+        optimizers[1].step()
+    else:
+        for weight in weights:
+            acc.backward(weight.sum() / 4)
+            assert acc.clip_grad_norm_([weight], 9.0).item() == 0.25
+        for optimizer in optimizers:
+            optimizer.step()
+    assert [weight.item() for weight in weights] == [0.75, 0.75]
+
+
+@pytest.mark.parametrize("value", [0.25, float("inf")])
+def test_a_step_that_the_script_leaves_out_leaves_nothing_behind(value: float) -> None:
+    """After clipping and no step, the next gradients are true ones again; an overflow that was seen lowers the factor."""
+    weight = nn.Parameter(torch.ones(1))
+    acc, (optimizer,) = _scaled(weight)
+    acc.backward((weight * value).sum())
+    assert acc.clip_grad_norm_([weight], 9.0).item() == value
+    optimizer.zero_grad()
+    acc.backward((weight / 4).sum())
+    assert acc.scaler is not None
+    assert acc.scaler.get_scale() == (2.0 if value == float("inf") else 8.0)
+    assert acc.clip_grad_norm_([weight], 9.0).item() == 0.25
+    optimizer.step()
+    assert weight.item() == 0.75
+
+
+def test_gradients_on_top_of_unscaled_ones_are_refused() -> None:
+    """A loss whose gradients come on top of those that clipping has unscaled is said, not stepped by."""
+    weight = nn.Parameter(torch.ones(1))
+    acc, _ = _scaled(weight)
+    acc.backward(weight.sum())
+    acc.clip_grad_norm_([weight], 9.0)
+    acc.backward(weight.sum())
+    with pytest.raises(SettingError, match="zero_grad"):
+        acc.clip_grad_norm_([weight], 9.0)
+
+
+def test_an_optimizer_without_gradients_steps_under_a_scaler_too() -> None:
+    """Its step changes nothing, as it does without a scaler, and keeps nobody else from stepping."""
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    acc, optimizers = _scaled(*weights)
+    for _ in range(2):
+        acc.backward(weights[0].sum() / 4)
+        acc.clip_grad_norm_(weights, 9.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [weight.item() for weight in weights] == [0.5, 1.0]
+    assert not acc.optimizer_step_was_skipped
+
+
 @pytest.mark.parametrize("order", ["compiled before", "compiled after"])
 def test_a_compiled_model_computes_in_the_type_too(order: str) -> None:
     """Bit for bit what it computes without torch.compile, whose graphs must not leave autocast to the time of compiling."""
