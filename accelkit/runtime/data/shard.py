@@ -212,7 +212,7 @@ def _fill(samples: list[Any], head: list[Batch], plan: Plan, share: int) -> tupl
 
 
 def count_rounds(batches: int, plan: Plan, samples: int | None = None) -> int:
-    """Steps of this rank in an epoch of `batches` batches; `samples` is what they hold together, where it is known."""
+    """Steps of this rank in an epoch of `batches` batches; `samples` is what they are cut from, where it is known."""
     whole, rest = divmod(batches, plan.per_round)
     if plan.size == 1:
         return batches
@@ -225,7 +225,7 @@ def count_rounds(batches: int, plan: Plan, samples: int | None = None) -> int:
 
 def _count_slices(batches: int, plan: Plan, samples: int | None) -> int:
     short = samples % plan.batch_size if samples is not None and plan.batch_size else 0
-    if not short or plan.even or not batches:
+    if not short or plan.even or plan.drop_last or not batches:
         return batches
     share = (plan.batch_size or 0) // plan.size
     return batches - 1 + int(plan.rank * share < short)
