@@ -13,7 +13,7 @@ from accelkit import Accelerator, DistributedOperationException
 from accelkit.runtime.collectives import frames, neighbours, shared
 from accelkit.runtime.collectives.nested import NestedCollectives
 from accelkit.runtime.collectives.torch_dist import TorchCollectives
-from accelkit.runtime.errors import SettingError
+from accelkit.runtime.errors import SettingError, UnsupportedError
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -210,15 +210,18 @@ def check_gather_refuses_what_differs(acc: Accelerator) -> None:
     me = acc.process_index
     text = expect(DistributedOperationException, lambda: acc.gather(torch.ones(3 + me, 2)))
     assert all(f"rank {rank}: gather: [{3 + rank}, 2] float32" in text for rank in range(acc.num_processes)), text
-    expect(
-        DistributedOperationException, lambda: acc.gather(torch.ones(2).to([torch.float32, torch.int32][min(me, 1)]))
-    )
+    assert "pad_across_processes makes" in text
+    for other in (torch.ones(2, dtype=torch.int32), torch.ones(2, 1), [torch.ones(2)], "text"):
+        for operation in (acc.gather, acc.pad_across_processes):
+            text = expect(DistributedOperationException, lambda: operation(other if me else torch.ones(2)))  # noqa: B023
+            assert "pad_across_processes makes" not in text, "what does not help is not advised"
     expect(DistributedOperationException, lambda: acc.gather({"a" if me else "b": torch.ones(1)}))
     expect(DistributedOperationException, lambda: acc.gather([torch.ones(1)] * (1 + me)))
     expect(DistributedOperationException, lambda: acc.gather(torch.ones(1) if me else "text"))
     text = expect(DistributedOperationException, lambda: acc.gather(torch.ones(1)) if me else acc.reduce(torch.ones(1)))
     assert "rank 0: reduce sum" in text
     assert "rank 1: gather" in text
+    assert "the same operations" in text
     expect(DistributedOperationException, lambda: acc.broadcast_object_list([1] * (1 + me)))
     expect(DistributedOperationException, lambda: acc.wait_for_everyone() if me else acc.gather(torch.ones(1)))
     assert "'a'" in expect(TypeError, lambda: acc.gather({"a": "text", "b": torch.ones(1)}))
@@ -268,6 +271,13 @@ def check_reduce(acc: Accelerator) -> None:
             assert acc.reduce(mine, "max").dtype == dtype
     assert acc.reduce(torch.tensor(float(me)), "mean").item() == sum(range(size)) / size
     assert acc.reduce(torch.tensor(me), "mean").dtype.is_floating_point
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16):
+        most = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+        for length in (1, 100_000):
+            means = acc.reduce(torch.full((length,), most, dtype=dtype), "mean")
+            assert means.double().unique().tolist() == [torch.tensor(most).float().item()], (
+                "the sum has no room in the type"
+            )
     assert acc.reduce(torch.tensor(1.0), scale=0.5).item() == size / 2
     for length, rank in itertools.product((1, 1000, 300_000), range(size)):
         mine = torch.full((length,), torch.nan if me == rank else 1.0)
@@ -296,6 +306,21 @@ def check_broadcast(acc: Accelerator) -> None:
     assert acc.broadcast_object_list(values, from_process=1) is values
     assert values == [1, {"k": 1}]
     expect(SettingError, lambda: acc.broadcast(torch.ones(1), from_process=99))
+
+
+def check_broadcast_refuses_what_cannot_be_filled(acc: Accelerator) -> None:
+    """A tensor of any rank that cannot be written is an error on every rank, with rank and place, unless that rank is the source."""
+    last, me = acc.num_processes - 1, acc.process_index
+    with torch.inference_mode():
+        made = torch.full((3,), float(me))
+        assert acc.broadcast(made.clone()).tolist() == [0.0] * 3
+    for fixed in (made, torch.full((1,), float(me)).expand(3)):
+        given = {"x": torch.full((3,), float(me)), "y": fixed if me == last else torch.zeros(3)}
+        text = expect(UnsupportedError, lambda: acc.broadcast(given))  # noqa: B023
+        assert f"['y'] of rank {last}" in text
+        assert given["x"].tolist() == [float(me)] * 3
+        acc.broadcast(given, from_process=last)
+        assert given["y"].tolist() == [float(last)] * 3
 
 
 def check_objects(acc: Accelerator) -> None:

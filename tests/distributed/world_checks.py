@@ -16,6 +16,7 @@ from accelkit import Accelerator, DataLoaderConfiguration, DistributedDataParall
 from accelkit.runtime.errors import SettingError, UnsupportedError
 from tests.distributed.collective_checks import (  # noqa: F401  (the checks are found among this module's names)
     check_broadcast,
+    check_broadcast_refuses_what_cannot_be_filled,
     check_gather_every_dtype_and_shape,
     check_gather_of_every_size,
     check_gather_refuses_what_differs,

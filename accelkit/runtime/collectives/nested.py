@@ -17,7 +17,7 @@ from accelkit.runtime.collectives.base import Collectives
 from accelkit.runtime.collectives.channel import NO_CARGO, Cargo, Channel
 from accelkit.runtime.collectives.handout import Handout
 from accelkit.runtime.collectives.watch import Watch
-from accelkit.runtime.errors import DistributedOperationException, SettingError
+from accelkit.runtime.errors import DistributedOperationException, SettingError, UnsupportedError
 
 REDUCTIONS: Final = ("sum", "mean", "max")
 
@@ -165,7 +165,10 @@ class NestedCollectives:
             flat[none.bool()] = torch.nan
 
     def broadcast(self, data: Any, source: int = 0) -> Any:
-        """Fill the tensors of every rank with those of rank `source`, in place, and return the structure."""
+        """Fill the tensors of every rank with those of rank `source`, in place, and return the structure.
+
+        Raises UnsupportedError on every rank when a rank holds a tensor that cannot be filled.
+        """
         self._check_source(source)
         if self.carrier.size == 1:
             return data
@@ -173,8 +176,12 @@ class NestedCollectives:
         leaves = [leaf for _, leaf in pairs]
         cargo, places = _cargo_of(leaves)
         sent = cargo if self.carrier.rank == source else NO_CARGO
-        self._agree(f"broadcast from {source}", data, packing.signature(pairs), cargo=sent)
+        fixed = -1 if self.carrier.rank == source else packing.find_fixed(leaves)
+        found_fixed = self._agree(
+            f"broadcast from {source}", data, packing.signature(pairs), numbers=[fixed], cargo=sent
+        )
         structure.require_tensors(pairs, "broadcast")
+        _refuse_fixed(pairs, [places[0] for places in found_fixed])
         with torch.no_grad():
             for group in packing.by_device(leaves):
                 here = [leaves[place] for place in group]
@@ -276,12 +283,36 @@ class NestedCollectives:
     def _refuse(self, operation: str, data: Any) -> None:
         """Tell every rank what each of them holds. Never returns."""
         mine = f"{operation}: {data if isinstance(data, str) else structure.describe(data)}"
-        shown = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(self._exchange("compare", mine)))
+        form = data if isinstance(data, str) else packing.signature(structure.flatten(data), shapes=False)
+        every = self._exchange("compare", (mine, operation, form))
+        shown = "\n".join(f"  rank {rank}: {text}" for rank, (text, _, _) in enumerate(every))
         raise DistributedOperationException(
             f"{operation}: the ranks do not agree; each must call the same operation on the same structure, shapes and types\n"
             f"{shown}",
-            hint="pad_across_processes makes shapes equal; gather_object takes objects of any size",
+            hint=_way_out({called for _, called, _ in every}, {form for _, _, form in every}),
         )
+
+
+def _way_out(operations: set[str], forms: set[str]) -> str:
+    """What to do about ranks that called these operations, on data of these forms without their sizes."""
+    if len(operations) > 1:
+        return "let every rank call the same operations in the same order, also where it has nothing to bring"
+    if len(forms) > 1:
+        return (
+            "bring the same structure, types and numbers of dimensions on every rank; gather_object takes any objects"
+        )
+    return "pad_across_processes makes shapes equal; gather_object takes objects of any size"
+
+
+def _refuse_fixed(pairs: Sequence[tuple[str, Any]], fixed: Sequence[int]) -> None:
+    """Raise UnsupportedError where a rank says the place of a tensor that cannot be filled; -1: it has none."""
+    for rank, place in enumerate(fixed):
+        if place >= 0:
+            raise UnsupportedError(
+                f"broadcast: {pairs[place][0] or 'the argument'} of rank {rank} cannot be filled: elements of it share memory, as after "
+                "expand(), or it was made in inference mode",
+                hint="give a clone() of it",
+            )
 
 
 def _cargo_of(leaves: Sequence[Any], most: int | None = None) -> tuple[Cargo, list[int]]:

@@ -58,6 +58,19 @@ def _sort_of(leaf: Any, stop: structure.Predicate) -> str:
     return "sequence" if stop(leaf) else "object"
 
 
+def find_fixed(leaves: Sequence[Any]) -> int:
+    """The place of the first tensor whose elements cannot be written one by one, in place; -1 without one."""
+    return next((place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and _is_fixed(leaf)), -1)
+
+
+def _is_fixed(leaf: torch.Tensor) -> bool:
+    if leaf.is_inference() and not torch.is_inference_mode_enabled():
+        return True
+    if leaf.is_nested or leaf.layout is not torch.strided:
+        return False
+    return any(not step and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True))
+
+
 def as_bytes(leaf: torch.Tensor) -> torch.Tensor:
     """The values of a tensor as a flat tensor of bytes; a view where its memory allows."""
     leaf = leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
@@ -158,6 +171,10 @@ def pad(leaf: torch.Tensor, dim: int, size: int, value: float, *, first: bool) -
 def for_reduction(leaf: torch.Tensor, reduction: str) -> torch.Tensor:
     """What is sent for a leaf: no backend takes every type, gloo adds half precision badly, and nothing adds 8 bits."""
     leaf = leaf.detach().resolve_conj().resolve_neg()
+    if reduction == "mean" and (leaf.dtype is torch.float16 or not (leaf.is_floating_point() or leaf.is_complex())):
+        return (
+            leaf.float() if leaf.dtype is torch.float16 else leaf.to(torch.int64)
+        )  # a sum may need more room than its mean
     if leaf.dtype is torch.bool:
         return leaf.to(torch.uint8 if reduction == "max" else torch.int64)
     if leaf.is_floating_point() and leaf.element_size() < (3 if leaf.device.type == "cpu" else 2):
