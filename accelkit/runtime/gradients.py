@@ -16,6 +16,9 @@ class ActiveLoader(Protocol):
     def remainder(self) -> int:
         """Real samples in the last round when it is not full, 0 when it is, -1 when that is not known."""
 
+    def note_backward(self) -> None:
+        """Gradients are computed in it: it is a loop that trains."""
+
 
 class GradientState:
     """Shared by everything in the process that must know whether gradients are being synchronised: one object, however often made."""
@@ -134,6 +137,11 @@ class GradientState:
         self._moved.pop(iteration, None)
         if iteration in self._active:
             self._active.remove(iteration)
+
+    def note_backward(self) -> None:
+        """Gradients are computed now, in all running loops."""
+        for iteration in self._active:
+            iteration.note_backward()
 
     @property
     def has_moved(self) -> bool:

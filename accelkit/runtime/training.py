@@ -43,6 +43,7 @@ class TrainingMethods(ProcessActions):
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Gradients of `loss`, divided by the number of micro-batches per step (the full one in a short last window, too)."""
+        self.gradient_state.note_backward()
         if self.gradient_state.num_steps > 1 and not self._strategy.capabilities.owns_accumulation:
             loss = loss / self.gradient_state.num_steps
         self._strategy.backward(self._precision.scale(loss), **kwargs)

@@ -137,7 +137,7 @@ def other_parts(subjects: Subjects, optimizers: Sequence[Any]) -> list[Part]:
     parts: list[Part] = [ObjectPart(names.optimizer(index), state) for index, state in enumerate(optimizers)]
     parts += [ObjectPart(names.scheduler(i), one.state_dict()) for i, one in enumerate(subjects.schedulers)]
     parts += [
-        ObjectPart(names.loader(index), one.state_dict())
+        ObjectPart(names.loader(index), _state_of_loader(one, subjects.loaders))
         for index, one in enumerate(subjects.loaders)
         if has_state(one)
     ]
@@ -145,6 +145,13 @@ def other_parts(subjects: Subjects, optimizers: Sequence[Any]) -> list[Part]:
         parts.append(ObjectPart(names.SCALER_NAME, subjects.scaler.state_dict()))
     parts += [ObjectPart(names.custom(i), one.state_dict()) for i, one in enumerate(subjects.custom)]
     return parts
+
+
+def _state_of_loader(loader: Any, loaders: Sequence[Any]) -> Any:
+    """Where a loader is. A loop that was left and has trained nothing, where those of others train, is validation, and over."""
+    if not loader.trains and any(other.trains for other in loaders):
+        return loader.state_dict(left_is_over=True)
+    return loader.state_dict()
 
 
 def rank_part(subjects: Subjects, step: int) -> Part:

@@ -49,6 +49,10 @@ class Iteration:
         """Real samples in the last round when it is not full, 0 when it is, -1 when that is not known."""
         return self.tail.real if self.tail is not None else 0
 
+    def note_backward(self) -> None:
+        """Gradients are computed in it: the loader is one for training."""
+        self.loader.progress.trains = True
+
 
 class PreparedLoader(DataLoader[Any]):
     """What `Accelerator.prepare` makes of a loader.
@@ -180,13 +184,19 @@ class PreparedLoader(DataLoader[Any]):
         """Change whether ranks are made even at the end of epochs, from the next epoch on."""
         self.feed.set_even(even)
 
-    def state_dict(self) -> dict[str, Any]:
+    @property
+    def trains(self) -> bool:
+        """Whether gradients were computed in a loop of it, by `Accelerator.backward`."""
+        return self.progress.trains
+
+    def state_dict(self, *, left_is_over: bool = False) -> dict[str, Any]:
         """Where the loader is, for `load_state_dict` of a loader like this in another process, on any number of ranks.
 
-        The batch in use counts as done. A loop that was left is where it was left; in the loop of another loader it is over, as it is when
-        the script goes on. Plain numbers, texts, lists and tensors: `torch.load(weights_only=True)` takes them.
+        The batch in use counts as done. A loop that was left is where it was left; in the loop of another loader, or with `left_is_over`,
+        it is over, as it is when the script goes on. Plain numbers, texts, lists and tensors: `torch.load(weights_only=True)` takes them.
         """
-        return self.progress.state_dict(amid_another=self.state is not None and self.state.in_dataloader)
+        in_another = self.state is not None and self.state.in_dataloader
+        return self.progress.state_dict(left_is_over=left_is_over or in_another)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Make the next iteration go on where the state was saved; after a whole epoch that is the next one.

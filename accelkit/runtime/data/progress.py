@@ -47,6 +47,8 @@ class Progress:
         self.upcoming = 0
         """The epoch that the next iteration is."""
         self._feed = feed
+        self.trains = False
+        """Whether gradients were computed in a loop of the loader."""
         self._chosen = False
         self._seeded = samplers.seeded(sampler)
         """The sampler of ours whose order follows from seed and epoch."""
@@ -88,15 +90,15 @@ class Progress:
         self._run = run
         return run
 
-    def state_dict(self, *, amid_another: bool = False) -> dict[str, Any]:
+    def state_dict(self, *, left_is_over: bool = False) -> dict[str, Any]:
         """Epoch and position as plain numbers, texts, lists and tensors: the batch in use counts as done.
 
-        `amid_another` says that the loop of another loader is running: one of this loader that was left before is over then.
+        `left_is_over` says that a loop that was left is not gone on with: the next epoch is the next one.
         """
         run, feed = self._run, self._feed
         if self._resume is not None:
             run = self._resume
-        elif run is None or run.finished or (run.left and amid_another):
+        elif run is None or run.finished or (run.left and left_is_over):
             generator = None if self._generator is None else self._generator.get_state()
             run = Run(self.upcoming, Origin(), generator=generator)
         return {

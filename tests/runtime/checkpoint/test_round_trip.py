@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import DataLoader
 
 from accelkit import Accelerator, CheckpointError, SettingError
 from accelkit.runtime.checkpoint import names
@@ -340,3 +341,27 @@ def test_arguments_of_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         run.accelerator.save_state(tmp_path / "file")
     for verify in ("size", "crc32"):
         run.accelerator.load_state(tmp_path / "a", verify=verify)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_validation_that_stopped_early_is_over_also_outside_of_loops(tmp_path: Path, trains: bool) -> None:
+    """Saved between loops that were left, the one that trains goes on; the other begins anew, but goes on where nothing trains."""
+
+    def make() -> tuple[Accelerator, Any, Any]:
+        accelerator = Accelerator(cpu=True)
+        return accelerator, *accelerator.prepare(*(DataLoader(range(8), batch_size=2) for _ in range(2)))
+
+    accelerator, training, validation = make()
+    for step, _ in enumerate(training):
+        if trains:
+            accelerator.backward(torch.ones(1, requires_grad=True).sum())
+        if step == 2:
+            break
+    next(iter(validation))
+    accelerator.save_state(tmp_path / "a")
+    accelerator, training, validation = make()
+    accelerator.load_state(tmp_path / "a")
+
+    assert [batch.tolist() for batch in training] == [[6, 7]]
+    left = [batch.tolist() for batch in validation]
+    assert left == ([[0, 1], [2, 3], [4, 5], [6, 7]] if trains else [[2, 3], [4, 5], [6, 7]])
