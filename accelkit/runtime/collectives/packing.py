@@ -171,15 +171,20 @@ def pad(leaf: torch.Tensor, dim: int, size: int, value: float, *, first: bool) -
 def for_reduction(leaf: torch.Tensor, reduction: str) -> torch.Tensor:
     """What is sent for a leaf: no backend takes every type, gloo adds half precision badly, and nothing adds 8 bits."""
     leaf = leaf.detach().resolve_conj().resolve_neg()
-    if reduction == "mean" and (leaf.dtype is torch.float16 or not (leaf.is_floating_point() or leaf.is_complex())):
-        return (
-            leaf.float() if leaf.dtype is torch.float16 else leaf.to(torch.int64)
-        )  # a sum may need more room than its mean
+    if reduction == "mean":
+        leaf = _with_room(leaf)
     if leaf.dtype is torch.bool:
         return leaf.to(torch.uint8 if reduction == "max" else torch.int64)
     if leaf.is_floating_point() and leaf.element_size() < (3 if leaf.device.type == "cpu" else 2):
         return leaf.float()
     return leaf.to(torch.int64) if leaf.dtype in _ODD_INTEGERS else leaf
+
+
+def _with_room(leaf: torch.Tensor) -> torch.Tensor:
+    """In a type that holds the sum, too, of values whose mean is asked for."""
+    if leaf.dtype is torch.float16:
+        return leaf.float()
+    return leaf if leaf.is_floating_point() or leaf.is_complex() else leaf.to(torch.int64)
 
 
 def combine(values: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
