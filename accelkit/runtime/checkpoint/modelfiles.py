@@ -86,7 +86,8 @@ def save(state: Mapping[str, Any], target: Path, *, max_shard_size: int | str, s
                 hint="save_model(..., safe_serialization=False) writes torch's own format",
             )
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    aliases = tensorfile.find_aliases(tensors)
+    dense = {name: value for name, value in tensors.items() if value.layout is torch.strided}
+    aliases = tensorfile.find_aliases(dense)
     sizes = {name: memory.size_of(value) for name, value in tensors.items() if name not in aliases}
     shards = split(sizes, limit, *(("model", ".safetensors") if safe else ("pytorch_model", ".bin")))
     _publish(_parts(state, shards, aliases, safe=safe), _index(shards, aliases), target, pool)

@@ -147,3 +147,12 @@ def test_the_state_of_a_model() -> None:
     compiled = torch.compile(run.model, backend="eager")
     assert list(run.accelerator.get_state_dict(compiled)) == list(run.model.state_dict())
     assert all(name.startswith("_orig_mod.") for name in run.accelerator.get_state_dict(compiled, unwrap=False))
+
+
+def test_a_sparse_buffer_is_written_in_torchs_format(tmp_path: Path) -> None:
+    """It has no memory of its own by which tied weights are found, and is no reason to fail."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.eye(2).to_sparse())
+    Accelerator(cpu=True).save_model(model, tmp_path, safe_serialization=False)
+    found = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    assert torch.equal(found["mask"].to_dense(), torch.eye(2))
