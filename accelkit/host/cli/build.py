@@ -10,7 +10,9 @@ from accelkit.host.cli import options
 from accelkit.host.config.model import BuildConfig
 
 if TYPE_CHECKING:
+    from accelkit.host.config.loading import Resolved
     from accelkit.host.image.build import BuildPlan, Built
+    from accelkit.host.image.lockfile import LockedImage
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -28,12 +30,6 @@ _OUTPUT: Final = typer.Option(
 )
 _BAKE: Final = typer.Option(False, "--bake-runtime", help="Put the runtime into the image, for targets without mounts.")
 _PRINT: Final = typer.Option(False, "--print", help="Print the command, the Dockerfile and the digest; build nothing.")
-
-_IN_A_BUNDLE: Final = (
-    "torch", "python", "cuda", "variant", "base", "wheels", "index_url", "torch_index", "requirements", "project", "apt", "platform",
-    "locked",
-)  # fmt: skip
-"""Options that mean nothing beside a bundle."""
 
 
 @app.command()
@@ -60,12 +56,11 @@ def build(
 
     try:
         with Guard():
-            _check_bundle_alone(from_bundle, {**(given or {}), "build.locked": locked})
             if sbom is not None:
                 documents.check(sbom)
-            config = options.load(given or {}, config_file).config.build
+            resolved = options.load(given or {}, config_file)
             decided = _decide(
-                image, config, locked=locked, write=not print_, from_bundle=from_bundle, tag=tag, no_cache=no_cache,
+                image, resolved, locked=locked, write=not print_, from_bundle=from_bundle, tag=tag, no_cache=no_cache,
                 reproducible=reproducible or verify, output=output, push=push, bake=bake_runtime,
             )  # fmt: skip
             if print_:
@@ -78,26 +73,18 @@ def build(
         raise typer.Exit(told.exit_code) from None
 
 
-def _check_bundle_alone(from_bundle: Path | None, given: dict[str, Any]) -> None:
-    """A bundle holds all that decides what is in the image: raise UsageError that names what was typed beside it."""
-    from accelkit.host.errors import UsageError
-
-    typed = [f"--{name.replace('_', '-')}" for name in _IN_A_BUNDLE if given.get(f"build.{name}")]
-    if from_bundle is not None and typed:
-        raise UsageError(
-            f"--from-bundle with {', '.join(typed)}: the bundle says what is in the image", hint="leave one of them out"
-        )
-
-
 def _decide(
-    image: str, config: BuildConfig, *, locked: bool, write: bool, from_bundle: Path | None, output: str | None, push: bool,
+    image: str, resolved: "Resolved", *, locked: bool, write: bool, from_bundle: Path | None, output: str | None, push: bool,
     bake: bool, **how: Any,
 ) -> "BuildPlan":  # fmt: skip
     """The plan of the build: from a bundle, from the project's lock, or from what resolves now."""
     from accelkit.host.image import build as building
-    from accelkit.host.image import bundle, debian, locking
+    from accelkit.host.image import bundle, debian, locking, overruled
     from accelkit.host.image import output as outputs
 
+    config = resolved.config.build
+    if from_bundle is not None:
+        overruled.refuse(resolved, locked=locked)
     debian.check(tuple(config.apt))
     if how["tag"] is not None:
         outputs.check_tag(how["tag"])
@@ -106,9 +93,21 @@ def _decide(
     if from_bundle is not None:
         folder = from_bundle.resolve()
         content = bundle.read(folder, image)
+        _tell(resolved, content, image)
         return building.plan(bundle.inputs_of(folder, image, content), building.Options(bundle=folder, **how), content)
     settled = locking.settle(image, config, Path.cwd(), must=locked, write=write)
     return building.plan(settled.inputs, building.Options(**how), settled.locked)
+
+
+def _tell(resolved: "Resolved", content: "LockedImage", image: str) -> None:
+    """What stands in a config beside a bundle, and has no effect."""
+    from accelkit.host import render
+    from accelkit.host.image import overruled
+
+    if others := overruled.told(resolved, content, image, Path.cwd()):
+        render.warn("\n  ".join(["the bundle says what is in the image; without effect:", *others]))
+    if fetching := overruled.of_fetching(resolved):
+        render.note(f"nothing is fetched beside a bundle; without effect: {', '.join(fetching)}")
 
 
 def _print(decided: "BuildPlan") -> None:

@@ -208,11 +208,8 @@ def command(decided: BuildPlan) -> str:
     """The command for `--print`; the contexts that kit makes are shown by what is in them."""
     options = decided.options
     words = [*argv(decided), *options.output.shown(decided.tag, reproducible=options.reproducible)]
-    more = [
-        f"--build-context=shared={catalogue.scripts()}",
-        f"--build-context=wheels={decided.inputs.wheels or 'EMPTY_FOLDER'}",
-    ]
-    more += ["--build-context=locked=FOLDER_OF_WHAT_IS_LOCKED"]
+    more = ["--build-context=locked=FOLDER_OF_WHAT_IS_LOCKED"]
+    more += contexts.folders(decided.inputs, options.bundle, options.runtime, Path("EMPTY_FOLDER"))
     more += [contexts.secret("ca", decided.inputs.ca)] if decided.inputs.ca else []
     more += ["--secret=id=index,src=FILE_WITH_INDEX_URL"] if decided.inputs.index_url else []
     return " \\\n  ".join([" ".join(words[:3]), *words[3:], *more, str(decided.dockerfile.parent)])

@@ -25,14 +25,18 @@ def made(inputs: Inputs, locked: LockedImage, bundle: Path | None, runtime: Path
         top = Path(name)
         write_locked(top / "locked", locked)
         (top / "empty").mkdir()
-        options = [
-            f"--build-context=locked={top / 'locked'}",
-            f"--build-context=shared={bundle / 'shared' if bundle else catalogue.scripts()}",
-            f"--build-context=wheels={inputs.wheels or top / 'empty'}",
-        ]
-        options += [f"--build-context=runtime={runtime}"] if runtime else []
-        options += [f"--build-context={stage}={bundle / stage}" for stage in FETCHED] if bundle else []
+        options = [f"--build-context=locked={top / 'locked'}", *folders(inputs, bundle, runtime, top / "empty")]
         yield [*options, *_secrets(top, inputs, locked)]
+
+
+def folders(inputs: Inputs, bundle: Path | None, runtime: Path | None, empty: Path) -> list[str]:
+    """Options of buildx that name the contexts which are there before the build, and an empty one where the user has no wheels."""
+    options = [
+        f"--build-context=shared={bundle / 'shared' if bundle else catalogue.scripts()}",
+        f"--build-context=wheels={inputs.wheels or empty}",
+    ]
+    options += [f"--build-context=runtime={runtime}"] if runtime else []
+    return options + ([f"--build-context={stage}={bundle / stage}" for stage in FETCHED] if bundle else [])
 
 
 def write_locked(folder: Path, locked: LockedImage) -> None:

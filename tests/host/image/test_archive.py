@@ -163,13 +163,6 @@ def test_nothing_is_left_of_a_bundle_that_failed(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.rglob("*") if "bundle" in path.name] == ["bundle"] * there
 
 
-def test_options_that_a_bundle_decides_are_refused_beside_it(tmp_path: Path) -> None:
-    """By name: they would have no effect."""
-    done = kit("build", "cpu", "--from-bundle", ".", "--torch", "2.9.0", "--apt", "git", "--locked", cwd=tmp_path)
-    assert done.code == 2
-    assert "--from-bundle with --torch, --apt, --locked" in done.err
-
-
 def test_progress_tells_steps_times_and_the_file_that_is_not_the_locked_one() -> None:
     """Out of BuildKit's plain lines."""
     lines = [
