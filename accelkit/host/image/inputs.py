@@ -10,10 +10,11 @@ from typing import Final
 
 from accelkit.contract import codec
 from accelkit.contract.data import data
+from accelkit.host import render
 from accelkit.host.config.model import BuildConfig
 from accelkit.host.engine import client as engine
 from accelkit.host.errors import ImageNotFound, UsageError
-from accelkit.host.image import catalogue, requirements, variants
+from accelkit.host.image import catalogue, pyproject, requirements, uv, variants
 from accelkit.host.image.catalogue import ImageSpec
 from accelkit.host.image.lockfile import LockedBase
 from accelkit.host.image.names import without_logins
@@ -83,6 +84,8 @@ def gather(name: str, config: BuildConfig, folder: Path) -> Inputs:
     platform = _platform(config, spec)
     base = config.base or variant.base
     asked = requirements.gather(config.requirements, config.project, folder)
+    for item in asked:
+        _check_project(item, spec, variant, config, wheels, ca)
     digest = base_digest(base)
     return Inputs(
         spec=spec,
@@ -100,6 +103,30 @@ def gather(name: str, config: BuildConfig, folder: Path) -> Inputs:
         network=config.network,
         proxies=tuple(p for p in _PROXIES if p in os.environ),
     )
+
+
+def _check_project(
+    item: Requirements, spec: ImageSpec, variant: Variant, config: BuildConfig, wheels: Path | None, ca: Path | None
+) -> None:
+    """Raise UsageError where a project does not fit the image; what of its settings has no effect is told."""
+    project, specifier = item.project, item.requires_python
+    if specifier and not pyproject.allows(specifier, variant.python):
+        there = catalogue.compatibility(spec.name).torch[variant.torch].python
+        fitting = [python for python in there if pyproject.allows(specifier, python)]
+        raise UsageError(
+            f"{item.path}: requires-python is {specifier}, the image {spec.name} gets Python {variant.python}",
+            hint=f"--python {' or '.join(fitting)}"
+            if fitting
+            else f"torch {variant.torch} is there for {', '.join(there)}",
+        )
+    if item.kind == "uv.lock":
+        uv.check_lock(item.path, ca)
+    elif project is not None:
+        pyproject.check_places(project, spec.torch_index_packages, wheels, config.index_url)
+        if project.without_effect:
+            render.warn(
+                f"{item.path}: {', '.join(project.without_effect)}: without effect here; uv lock writes a uv.lock by it, which kit takes"
+            )
 
 
 def wanted(config: BuildConfig) -> Wanted:

@@ -7,8 +7,9 @@ from typing import Final
 
 from accelkit.contract.data import data
 from accelkit.host.errors import UsageError
-from accelkit.host.image import toml, uvlock
+from accelkit.host.image import pyproject, toml, uvlock
 from accelkit.host.image.names import name_of, without_logins
+from accelkit.host.image.pyproject import Project
 
 CONDA: Final = ("environment.yml", "environment.yaml", "conda-lock.yml", "meta.yaml")
 _OTHER_FILES: Final = (
@@ -36,6 +37,20 @@ class Requirements:
         """Its content. Raises UsageError for one that is not UTF-8."""
         return _read(self.path)
 
+    @property
+    def project(self) -> Project | None:
+        """What a pyproject.toml says, also the one that a uv.lock was made from. Raises UsageError for a damaged one."""
+        path = self.path.with_name(pyproject.FILE)
+        is_there = self.kind == pyproject.FILE or (self.kind == "uv.lock" and path.is_file())
+        return pyproject.read(_read(path), path) if is_there else None
+
+    @property
+    def requires_python(self) -> str:
+        """Versions of Python that it is for, as it says; empty: all."""
+        if self.kind == "uv.lock":
+            return str(toml.parse(self.text, self.path).get("requires-python", ""))
+        return self.project.requires_python if self.project else ""
+
 
 def gather(files: list[str], project: str | None, folder: Path) -> tuple[Requirements, ...]:
     """The files that `--requirements` and `--project` name, relative to `folder`.
@@ -48,7 +63,7 @@ def gather(files: list[str], project: str | None, folder: Path) -> tuple[Require
         if not path.is_file():
             raise UsageError(f"--requirements {without_logins(name)}: not there")
         _refuse_conda(path, f"--requirements {name}")
-        kind = path.name if path.name in ("pyproject.toml", "uv.lock") else "requirements.txt"
+        kind = path.name if path.name in (pyproject.FILE, "uv.lock") else "requirements.txt"
         if kind == "requirements.txt":
             _check_lines(path)
         found.append(_checked(Requirements(path=path, kind=kind)))
@@ -80,6 +95,8 @@ def hashes(requirements: tuple[Requirements, ...]) -> dict[str, list[tuple[Path,
 
 
 def _hashes_of(item: Requirements) -> dict[str, frozenset[str]]:
+    if item.kind == "uv.lock":
+        return uvlock.hashes(toml.parse(item.text, item.path))
     found: dict[str, frozenset[str]] = {}
     for line in _lines(item.text) if item.kind == "requirements.txt" else ():
         name, given = name_of(line), _HASH.findall(line)
@@ -99,12 +116,9 @@ def _names(item: Requirements) -> set[str]:
     """Packages that a file asks for; those of a uv.lock with all that they need."""
     if item.kind == "requirements.txt":
         return {name for line in _lines(item.text) if (name := name_of(line))}
-    document = toml.parse(item.text, item.path)
     if item.kind == "uv.lock":
-        return uvlock.names(document)
-    project = document.get("project", {})
-    listed = project.get("dependencies", ()) if isinstance(project, dict) else ()
-    return {name for line in listed if isinstance(line, str) and (name := name_of(line))}
+        return uvlock.names(toml.parse(item.text, item.path))
+    return {name for line in pyproject.read(item.text, item.path).dependencies if (name := name_of(line))}
 
 
 def _lines(text: str) -> list[str]:

@@ -13,11 +13,11 @@ from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
 from accelkit.host import process
-from accelkit.host.errors import BuildError, KitError, UsageError
-from accelkit.host.image import debian, requirements, toml, uvlock
+from accelkit.host.errors import BuildError, UsageError
+from accelkit.host.image import catalogue, debian, pyproject, requirements, toml, uv, uvlock
 from accelkit.host.image.inputs import MACHINES, Inputs
 from accelkit.host.image.lockfile import LockedImage, Package
-from accelkit.host.image.names import without_logins
+from accelkit.host.image.names import name_of, without_logins
 
 _TORCH_SOURCE: Final = "pytorch"
 Allowed = Mapping[str, Sequence[tuple[Path, frozenset[str]]]]
@@ -29,13 +29,12 @@ def resolve(inputs: Inputs, kept: LockedImage | None = None) -> LockedImage:
 
     Raises BuildError with uv's or apt's words where there is no answer.
     """
-    uv = find_uv()
     with tempfile.TemporaryDirectory(prefix="accelkit-lock-") as name:
         top = Path(name)
-        own = _ask(uv, inputs, top / "own", (), kept.packages if kept else {})
+        own = _ask(inputs, top / "own", (), kept.packages if kept else {})
         everything = own
         if inputs.requirements:
-            everything = _ask(uv, inputs, top / "all", inputs.requirements, {**own, **(kept.packages if kept else {})})
+            everything = _ask(inputs, top / "all", inputs.requirements, {**own, **(kept.packages if kept else {})})
     packages = {
         n: _in_layer(p, torch=n in own and own[n].sha256 == p.sha256) for n, p in everything.items()
     }  # fmt: skip
@@ -53,22 +52,13 @@ def resolve(inputs: Inputs, kept: LockedImage | None = None) -> LockedImage:
     )
 
 
-def find_uv() -> str:
-    """The uv of this installation, else the one on PATH. Raises KitError."""
-    beside = Path(sys.executable).parent / "uv"
-    found = str(beside) if beside.is_file() else process.find("uv")
-    if found is None:
-        raise KitError("uv is not installed, which resolves packages", hint="pip install uv")
-    return found
-
-
 def _ask(
-    uv: str, inputs: Inputs, folder: Path, wanted: tuple[requirements.Requirements, ...], kept: Mapping[str, Package]
+    inputs: Inputs, folder: Path, wanted: tuple[requirements.Requirements, ...], kept: Mapping[str, Package]
 ) -> dict[str, Package]:
     folder.mkdir()
     project, answer = folder / "pyproject.toml", folder / "pylock.toml"
     project.write_text(project_text(inputs, wanted))
-    files = [_given(uv, inputs, folder, number, item) for number, item in enumerate(wanted)]
+    files = [_given(inputs, folder, number, item) for number, item in enumerate(wanted)]
     if kept:
         answer.write_text(_as_pylock(kept))
     options = [
@@ -77,7 +67,10 @@ def _ask(
         f"--python-platform={MACHINES[inputs.platform]}-manylinux_{inputs.spec.glibc.replace('.', '_')}",
     ]  # fmt: skip
     options += [f"--find-links={_link(inputs.wheels)}"] if inputs.wheels else []
-    done = process.run([uv, "pip", "compile", str(project), *files, *options], cwd=folder, env=_environment(inputs))
+    options += _settings(inputs, folder, wanted)
+    done = process.run(
+        [uv.find(), "pip", "compile", str(project), *files, *options], cwd=folder, env=_environment(inputs)
+    )
     if done.code:
         raise BuildError(f"image {inputs.spec.name}: its packages do not resolve:\n{_told(done.stderr, inputs)}")
     return parse(answer.read_text(), inputs.variant.index, requirements.hashes(wanted))
@@ -105,6 +98,23 @@ def project_text(inputs: Inputs, wanted: tuple[requirements.Requirements, ...]) 
             if not (name == "torch" and inputs.torch_wheel)
         ]
     return "\n".join(lines) + "\n"
+
+
+def _settings(inputs: Inputs, folder: Path, wanted: tuple[requirements.Requirements, ...]) -> list[str]:
+    """What projects say of how their dependencies resolve. uv takes an override from any index: those of torch's own are constraints."""
+    own = {name_of(line) for line in (*inputs.variant.requirements, *inputs.spec.packages)}
+    projects = [(item.kind, item.project) for item in wanted if item.project]
+    overrides = [line for _, project in projects for line in project.overrides]
+    of_torch = [line for line in overrides if name_of(line) in inputs.spec.torch_index_packages]
+    constraints = [line for kind, p in projects if kind == pyproject.FILE for line in p.constraints]
+    settings = {
+        "constraints": [*constraints, *of_torch],
+        "overrides": [line for line in overrides if line not in of_torch],
+        "excludes": [line for _, p in projects for line in p.excludes if name_of(line) not in own],
+    }
+    for name, lines in settings.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines))
+    return [f"--{name}={folder / name}" for name, lines in settings.items() if lines]
 
 
 def parse(pylock: str, torch_index: str | None, allowed: Allowed | None = None) -> dict[str, Package]:
@@ -166,12 +176,16 @@ def _host_and_path(url: str) -> str:
     return f"{parts.hostname}{parts.path}".rstrip("/")
 
 
-def _given(uv: str, inputs: Inputs, folder: Path, number: int, item: requirements.Requirements) -> str:
-    """A requirements file as uv takes it; what another uv has locked is exported, less torch."""
+def _given(inputs: Inputs, folder: Path, number: int, item: requirements.Requirements) -> str:
+    """A requirements file as uv takes it: a project's dependencies are written down, what another uv has locked is exported, less torch."""
+    path = folder / f"{number:02}.txt"
+    if item.kind == pyproject.FILE and item.project:
+        path.write_text("".join(f"{line}\n" for line in item.project.dependencies))
+        return str(path)
     if item.kind != "uv.lock":
         return str(item.path)
     done = process.run(
-        [uv, "export", "--frozen", "--no-emit-project", "--no-hashes", "--no-header", "--no-annotate", "--no-dev", "--quiet",
+        [uv.find(), "export", "--frozen", "--no-emit-project", "--no-hashes", "--no-header", "--no-annotate", "--no-dev", "--quiet",
          "--project", str(item.path.parent)],
         env=_environment(inputs),
     )  # fmt: skip
@@ -181,15 +195,21 @@ def _given(uv: str, inputs: Inputs, folder: Path, number: int, item: requirement
     if locked not in (None, inputs.variant.torch):
         raise UsageError(
             f"{item.path} has torch {locked}, the image {inputs.spec.name} gets {inputs.variant.torch}",
-            hint=f"kit build {inputs.spec.name} --torch {locked}",
+            hint=_other_torch(inputs, str(locked), item.path.parent),
         )
-    path = folder / f"{number:02}.txt"
     path.write_text(uvlock.without_torch(done.stdout, toml.parse(item.text, item.path)))
     return str(path)
 
 
+def _other_torch(inputs: Inputs, locked: str, project: Path) -> str:
+    """What to type where a project has locked another torch than the image gets."""
+    known = catalogue.compatibility(inputs.spec.name).torch
+    of_image = [f"kit build {inputs.spec.name} --torch {locked}"] if locked in known else []
+    return ", or ".join([*of_image, f"uv add --project {project} 'torch=={inputs.variant.torch}'"])
+
+
 def _environment(inputs: Inputs) -> dict[str, str]:
-    env = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+    env = dict(uv.QUIET)
     if inputs.index_url:
         env["UV_DEFAULT_INDEX"] = inputs.index_url
     if inputs.ca:

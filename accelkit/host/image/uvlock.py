@@ -27,9 +27,7 @@ def without_torch(exported: str, lock: Mapping[str, Any]) -> str:
     Of that, what the project asks for by its own name stays in whatever version torch takes; torchvision and torchaudio stay in theirs,
     of any build.
     """
-    graph, roots = _graph(lock), _roots(lock)
-    direct = {name for root in roots for name in graph.get(root, ())}
-    below = {name for name in _reachable(graph, [TORCH]) if _OF_A_BUILD.fullmatch(name)}
+    direct, below = _direct(lock), _below_torch(lock)
     kept = [line for line in exported.splitlines() if (n := name_of(line)) != TORCH and (n not in below or n in direct)]
     return "".join(_of_any_build(line, below) + "\n" for line in kept)
 
@@ -39,6 +37,29 @@ def _of_any_build(line: str, below: set[str]) -> str:
     if name in below:
         return re.sub(r"^([^\s=;]+)\s*==\s*[^\s;]+", r"\1", line)
     return re.sub(r"^([^\s=;]+==[^\s;+]+)\+[^\s;]+", r"\1", line) if name in SHIPPED_FOR_TORCH else line
+
+
+def hashes(lock: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """Package -> sha256 of the wheels that are locked, but for what is left to the image's torch and what has no wheels."""
+    left = {TORCH, *SHIPPED_FOR_TORCH, *_below_torch(lock)}
+    found: dict[str, frozenset[str]] = {}
+    for package in _packages(lock):
+        name = normalized(package["name"])
+        wheels = {str(wheel.get("hash", "")) for wheel in package.get("wheels", ()) if name not in left}
+        known = {digest.removeprefix("sha256:") for digest in wheels if digest.startswith("sha256:")}
+        if known:
+            found[name] = found.get(name, frozenset()) | known
+    return found
+
+
+def _direct(lock: Mapping[str, Any]) -> set[str]:
+    graph = _graph(lock)
+    return {name for root in _roots(lock) for name in graph.get(root, ())}
+
+
+def _below_torch(lock: Mapping[str, Any]) -> set[str]:
+    """What torch's build brings."""
+    return {name for name in _reachable(_graph(lock), [TORCH]) if _OF_A_BUILD.fullmatch(name)}
 
 
 def names(lock: Mapping[str, Any]) -> set[str]:
