@@ -77,13 +77,18 @@ def check_places(project: Project, own: tuple[str, ...], wheels: Path | None, in
         )
     for name in dict.fromkeys(name_of(line) or "" for line in project.dependencies):
         kind = project.sources.get(name)
-        if kind is None or name in own or _has_wheel(wheels, name) or (kind == "index" and index_url is not None):
+        if kind is None or name in own or has_wheel(wheels, name) or (kind == "index" and index_url is not None):
             continue
         index = ", or name an index that has it with --index-url URL" if kind == "index" else ""
         raise UsageError(
             f"{project.path}: tool.uv.sources: {name} comes from a place of its own ({kind}), which kit does not follow",
             hint=f"put its wheel into a folder, and name that with --wheels DIR{index}",
         )
+
+
+def has_wheel(wheels: Path | None, name: str) -> bool:
+    """Whether a folder holds a wheel of a package, named as it is compared."""
+    return wheels is not None and any(normalized(p.name.partition("-")[0]) == name for p in wheels.glob("*.whl"))
 
 
 def allows(specifier: str, python: str) -> bool:
@@ -130,10 +135,6 @@ def _names_places(value: Any) -> bool:
     """Whether a setting names places where any package is looked for; an explicit index is asked for its own packages alone."""
     rows = value if isinstance(value, list) else [value]
     return any(row and not (isinstance(row, dict) and row.get("explicit")) for row in rows)
-
-
-def _has_wheel(wheels: Path | None, name: str) -> bool:
-    return wheels is not None and any(normalized(p.name.partition("-")[0]) == name for p in wheels.glob("*.whl"))
 
 
 def _hint(path: Path) -> str:

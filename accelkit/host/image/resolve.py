@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
-from accelkit.host import process
+from accelkit.host import process, render
 from accelkit.host.errors import BuildError, UsageError
 from accelkit.host.image import catalogue, debian, pyproject, requirements, toml, uv, uvlock
 from accelkit.host.image.inputs import MACHINES, Inputs
@@ -197,8 +197,20 @@ def _given(inputs: Inputs, folder: Path, number: int, item: requirements.Require
             f"{item.path} has torch {locked}, the image {inputs.spec.name} gets {inputs.variant.torch}",
             hint=_other_torch(inputs, str(locked), item.path.parent),
         )
-    path.write_text(uvlock.without_torch(done.stdout, toml.parse(item.text, item.path)))
+    document = toml.parse(item.text, item.path)
+    path.write_text(uvlock.without_torch(done.stdout, document) + _own(item, uvlock.own(document), inputs.wheels))
     return str(path)
+
+
+def _own(item: requirements.Requirements, names: list[str], wheels: Path | None) -> str:
+    """Of a project's own packages those that there is a wheel of; the others are told: what they need is installed, they are not."""
+    there = [name for name in names if pyproject.has_wheel(wheels, name)]
+    if there != names:
+        render.warn(
+            f"{item.path}: {', '.join(name for name in names if name not in there)}: not installed, since your own code is mounted\n"
+            "     where it is to be installed: uv build --wheel writes its wheel, into a folder that --wheels names"
+        )
+    return "".join(f"{name}\n" for name in there)
 
 
 def _other_torch(inputs: Inputs, locked: str, project: Path) -> str:

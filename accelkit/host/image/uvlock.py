@@ -22,13 +22,17 @@ def torch_of(exported: str) -> str | None:
 
 
 def without_torch(exported: str, lock: Mapping[str, Any]) -> str:
-    """The requirements that uv exported from `lock`, less torch, and less what its build alone brings.
+    """The requirements that uv exported from `lock`, less torch, what its build alone brings, and paths (:func:`own` has them).
 
-    Of that, what the project asks for by its own name stays in whatever version torch takes; torchvision and torchaudio stay in theirs,
-    of any build.
+    Of what torch brings, that which the project asks for by its own name stays in whatever version torch takes; torchvision and
+    torchaudio stay in theirs, of any build.
     """
     direct, below = _direct(lock), _below_torch(lock)
-    kept = [line for line in exported.splitlines() if (n := name_of(line)) != TORCH and (n not in below or n in direct)]
+    kept = [
+        line
+        for line in exported.splitlines()
+        if (n := name_of(line)) not in (None, TORCH) and (n not in below or n in direct)
+    ]
     return "".join(_of_any_build(line, below) + "\n" for line in kept)
 
 
@@ -37,6 +41,13 @@ def _of_any_build(line: str, below: set[str]) -> str:
     if name in below:
         return re.sub(r"^([^\s=;]+)\s*==\s*[^\s;]+", r"\1", line)
     return re.sub(r"^([^\s=;]+==[^\s;+]+)\+[^\s;]+", r"\1", line) if name in SHIPPED_FOR_TORCH else line
+
+
+def own(lock: Mapping[str, Any]) -> list[str]:
+    """Packages that the project needs and that lie in folders or files beside it: members of its workspace, paths."""
+    needed, roots = names(lock), _roots(lock)
+    found = {normalized(p["name"]) for p in _packages(lock) if _is_local(p) or "path" in p.get("source", {})}
+    return sorted(found & needed - set(roots))
 
 
 def hashes(lock: Mapping[str, Any]) -> dict[str, frozenset[str]]:

@@ -252,3 +252,23 @@ def test_another_torch_than_the_images_comes_with_what_can_be_typed(tmp_path: Pa
         with pytest.raises(UsageError, match=rf"uv\.lock has torch {torch}") as told:
             resolve.resolve(dataclasses.replace(asked(tmp_path, wheels=wheels, apt=()), requirements=(item,)))
         assert told.value.hint == f"{hint} --project {tmp_path} 'torch=={spec.torch}'"
+
+
+def test_a_projects_own_packages_are_told_or_installed_from_their_wheels(
+    tmp_path: Path, wheels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A member of the workspace and a folder: what they need is installed in any case, they themselves where there is a wheel."""
+    for name, needs in (("member", "einops"), ("beside", "older")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pyproject.toml").write_text(
+            f'[project]\nname = "{name}"\nversion = "1"\ndependencies = ["{needs}"]\n'
+        )
+    more = '[tool.uv.workspace]\nmembers = ["member"]\n[tool.uv.sources]\nmember = { workspace = true }\nbeside = { path = "beside" }\n'
+    path = locked_project(tmp_path, wheels, '["member", "beside"]', more)
+    wheel(wheels, "beside", "1", ("older",))
+    item = requirements.Requirements(path=path, kind="uv.lock")
+    found = resolve.resolve(dataclasses.replace(asked(tmp_path, wheels=wheels, apt=()), requirements=(item,)))
+
+    assert {"einops", "older", "beside"} <= found.packages.keys()
+    assert "member" not in found.packages
+    assert "uv.lock: member: not installed, since your own code is mounted" in capsys.readouterr().err
