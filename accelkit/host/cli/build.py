@@ -131,7 +131,8 @@ def _build(decided: "BuildPlan", *, force: bool, sbom: Path | None) -> None:
 
     built = building.build(decided, display(), force=force or sbom is not None)
     if sbom is not None and built.locked is not None:
-        documents.write(sbom, decided.name, built.locked, built.id or None)
+        made = decided.options.output.digests or {f"accelkit-{decided.name}": built.id.removeprefix("sha256:")}
+        documents.write(sbom, decided.name, built.locked, made)
     for line in _layers(built):
         render.note(line)
     if built.kept_as is not None:

@@ -8,7 +8,6 @@ sbom.spdx.json provenance.json
 SHA256SUMS                    of all that: sha256sum --check SHA256SUMS
 """
 
-import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Final
 from accelkit.host import process
 from accelkit.host.config.model import BuildConfig
 from accelkit.host.errors import BuildError, DriftError, KitError, UsageError
-from accelkit.host.image import build, catalogue, contexts, inputs, lockfile, sbom
+from accelkit.host.image import build, catalogue, contexts, digests, inputs, lockfile, sbom
 from accelkit.host.image.build import BuildPlan
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import Lock, LockedImage
@@ -63,7 +62,7 @@ def _fill(folder: Path, found: Inputs, locked: LockedImage, show: Callable[[str]
     _fetch(folder, found, locked, show)
     _docker("save", "--output", str(folder / BASE), found.base.name)
     (folder / "sbom.spdx.json").write_text(sbom.spdx(name, locked))
-    (folder / "provenance.json").write_text(sbom.provenance(name, locked))
+    (folder / "provenance.json").write_text(sbom.provenance(name, locked, _digests(folder)))
     (folder / SUMS).write_text("".join(f"{digest}  {path}\n" for path, digest in sorted(_digests(folder).items())))
 
 
@@ -159,15 +158,7 @@ def _plan(found: Inputs, locked: LockedImage) -> BuildPlan:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    found = {}
-    for path in folder.rglob("*"):
-        if path.is_file() and path.name != SUMS:
-            with path.open("rb") as file:
-                total = hashlib.sha256()
-                while block := file.read(1 << 20):
-                    total.update(block)
-            found[path.relative_to(folder).as_posix()] = total.hexdigest()
-    return found
+    return {path: digest for path, digest in digests.of_files(folder).items() if path != SUMS}
 
 
 def _docker(*words: str) -> None:

@@ -1,9 +1,8 @@
 """What no longer fits between a lock and what is asked for now, by name. Reads the user's wheels, changes nothing."""
 
-import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 
+from accelkit.host.image import digests
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import LockedImage
 
@@ -53,7 +52,7 @@ def _wheels(locked: LockedImage, inputs: Inputs) -> Iterator[str]:
     for name, package in sorted(locked.packages.items()):
         path = inputs.wheels / package.file if inputs.wheels else None
         if path is not None and path.is_file():
-            found = _sha256(path)
+            found = digests.of_file(path)
             if found != package.sha256:
                 yield f"{name}: {package.file} in --wheels has sha256 {found}, locked is {package.sha256}"
         elif package.origin == "wheels":
@@ -78,11 +77,3 @@ def changes(old: LockedImage | None, new: LockedImage) -> list[str]:
     lines += [f"  {n} {old.debian[n].version if n in old.debian else 'none'} -> {p.version}" for n, p in sorted(new.debian.items())
               if old.debian.get(n) != p]  # fmt: skip
     return lines
-
-
-def _sha256(path: Path) -> str:
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            total.update(block)
-    return total.hexdigest()

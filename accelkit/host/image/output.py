@@ -11,6 +11,7 @@ from typing import Final
 from accelkit.contract.data import data
 from accelkit.host import paths, process
 from accelkit.host.errors import BuildError, UsageError
+from accelkit.host.image import digests
 
 KINDS: Final = ("tar", "oci")
 _HOST: Final = r"(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]+)?"
@@ -44,6 +45,11 @@ class Output:
     def size(self) -> int:
         """Bytes of the archive."""
         return self.file.stat().st_size if self.file and self.file.exists() else 0
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The archive by its name, and its sha256."""
+        return {self.file.name: digests.of_file(self.file)} if self.file else {}
 
     @contextmanager
     def made(self, tag: str, *, reproducible: bool) -> Iterator[list[str]]:

@@ -1,6 +1,7 @@
 """What is in an image (SPDX 2.3) and how it was made (in-toto, SLSA provenance 1.0), from its lock. Pure; beside the image, never in it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,12 +49,9 @@ def spdx(image: str, locked: LockedImage) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def provenance(image: str, locked: LockedImage, image_digest: str | None = None) -> str:
-    """An in-toto statement: what was built (its digest, where it is known) from what."""
-    subject: dict[str, Any] = {
-        "name": f"accelkit-{image}",
-        "digest": {"sha256": (image_digest or locked.digest).removeprefix("sha256:")},
-    }
+def provenance(image: str, locked: LockedImage, made: Mapping[str, str]) -> str:
+    """An in-toto statement: what was made, by name and sha256 (an image's own digest, that of an archive, those of files), from what."""
+    subject = [{"name": name, "digest": {"sha256": digest}} for name, digest in made.items()]
     materials = [
         {"uri": f"pkg:oci/{locked.base.name}", "digest": {"sha256": locked.base.digest.removeprefix("sha256:")}}
     ]
@@ -66,7 +64,7 @@ def provenance(image: str, locked: LockedImage, image_digest: str | None = None)
     ]
     statement = {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [subject],
+        "subject": subject,
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
@@ -113,11 +111,11 @@ def check(folder: Path) -> None:
         )
 
 
-def write(folder: Path, image: str, locked: LockedImage, image_digest: str | None) -> None:
+def write(folder: Path, image: str, locked: LockedImage, made: Mapping[str, str]) -> None:
     """Both documents, into a folder that is made where it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sbom.spdx.json").write_text(spdx(image, locked))
-    (folder / "provenance.json").write_text(provenance(image, locked, image_digest))
+    (folder / "provenance.json").write_text(provenance(image, locked, made))
 
 
 def _package(key: str, name: str, version: str, purl: str, sha256: str | None, file: str = "") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from accelkit.host.config.model import BuildConfig
 from accelkit.host.errors import BuildError, KitError, UsageError
-from accelkit.host.image import catalogue, drift, inputs, lockfile, locking, resolve, sbom, variants
+from accelkit.host.image import catalogue, digests, drift, inputs, lockfile, locking, resolve, sbom, variants
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import DebianPackage, Lock, LockedBase, LockedImage, Package
 from accelkit.host.image.requirements import Requirements
@@ -52,7 +53,7 @@ def fitting(tmp_path: Path) -> tuple[LockedImage, Inputs]:
     wheel.write_bytes(b"wheel")
     wanted = asked(tmp_path)
     torch = dataclasses.replace(TORCH, sha256="4eb91d0f7dd9cc0eb2ee8bb8d3e8e0d5d8d0a5f2d05b1ba5ac32a4b0a2c6a8a1")
-    torch = dataclasses.replace(torch, sha256=drift._sha256(wheel))
+    torch = dataclasses.replace(torch, sha256=digests.of_file(wheel))
     return locked(inputs=wanted.asked, packages={"torch": torch, "einops": EINOPS}), wanted
 
 
@@ -237,13 +238,13 @@ def test_wheels_of_another_build_are_refused(tmp_path: Path) -> None:
 
 def test_documents_beside_the_image_name_every_file(tmp_path: Path) -> None:
     """SBOM and provenance: base, wheels and Debian packages with their digests; the same lock gives the same text."""
-    sbom.write(tmp_path / "docs", "cpu", locked(), "sha256:" + "d" * 64)
+    sbom.write(tmp_path / "docs", "cpu", locked(), {"accelkit-cpu": "d" * 64})
     bill, origin = (tmp_path / "docs" / name for name in ("sbom.spdx.json", "provenance.json"))
 
     for digest in ("a" * 64, "b" * 64, "c" * 64):
         assert digest in bill.read_text()
         assert digest in origin.read_text()
-    assert "d" * 64 in origin.read_text()
+    assert json.loads(origin.read_text())["subject"] == [{"name": "accelkit-cpu", "digest": {"sha256": "d" * 64}}]
     assert bill.read_text() == sbom.spdx("cpu", locked())
 
 

@@ -1,5 +1,6 @@
 """Where images go: what is asked of buildx, and that an archive belongs to the build that wrote it, whole or not at all."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,15 @@ def test_an_archive_that_is_there_stays_when_the_build_fails(tmp_path: Path) -> 
 
     assert file.read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
+
+
+def test_an_archive_is_told_by_its_own_digest(tmp_path: Path) -> None:
+    """What its provenance names: the file as it lies there; an engine's image has another one, its ID."""
+    place = Output(file=tmp_path / "x.tar")
+    build(place, "new")
+
+    assert place.digests == {"x.tar": hashlib.sha256(b"new").hexdigest()}
+    assert Output().digests == {}
 
 
 def test_a_comma_in_a_path_is_part_of_the_path() -> None:
