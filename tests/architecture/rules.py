@@ -96,8 +96,8 @@ HEAVY_FOR_HELP = {"torch", "numpy", "docker", "pydantic", "rich"}
 
 READS_ENVIRONMENT: dict[str, str] = {
     "accelkit/host/render.py": "NO_COLOR and the terminal",
-    "accelkit/host/engine/client.py": "DOCKER_HOST and the docker command's own settings",
-    "accelkit/host/engine/plugins.py": "DOCKER_CONFIG, where the docker command's plug-ins may lie",
+    "accelkit/host/engine/client.py": "DOCKER_HOST and DOCKER_CONTEXT, which say where the engine is",
+    "accelkit/host/engine/command.py": "DOCKER_CONFIG, where the docker command's settings and plug-ins lie",
     "accelkit/host/image/inputs.py": "whether proxies are set, to hand them to the build",
     "accelkit/host/launch/environment.py": "decides what of the caller's environment a rank inherits",
     "accelkit/host/launch/secrets.py": "XDG_RUNTIME_DIR, where secrets may lie",

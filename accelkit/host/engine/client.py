@@ -1,7 +1,6 @@
 """The engine through its SDK: connecting, finding images, and everything that carries a run's label."""
 
 import difflib
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ from docker.tls import TLSConfig
 
 from accelkit.contract import names
 from accelkit.host import paths
-from accelkit.host.engine import images
+from accelkit.host.engine import command, images
 from accelkit.host.errors import EngineError, EngineUnavailable, ImageNotFound
 from accelkit.host.launch.plan import ImagePlan
 
@@ -68,12 +67,12 @@ def _unavailable(host: str | None, error: BaseException) -> EngineUnavailable:
 
 def _context() -> dict[str, Any]:
     """What the SDK is to be told of the docker command's current context; nothing for the default one."""
-    folder = Path(os.environ.get("DOCKER_CONFIG") or Path("~/.docker").expanduser())
-    name = os.environ.get("DOCKER_CONTEXT") or _json(folder / "config.json").get("currentContext")
+    folder = command.folder()
+    name = os.environ.get("DOCKER_CONTEXT") or command.settings().get("currentContext")
     if not name or name == "default":
         return {}
     for meta in (folder / "contexts" / "meta").glob("*/meta.json"):
-        found = _json(meta)
+        found = command.read_json(meta)
         if found.get("Name") == name:
             endpoint = found.get("Endpoints", {}).get("docker", {})
             files = folder / "contexts" / "tls" / meta.parent.name / "docker"
@@ -90,14 +89,6 @@ def _tls(files: Path, *, verify: bool) -> TLSConfig:
         ca_cert=str(ca) if ca.is_file() else None,
         verify=verify,
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 @contextmanager
