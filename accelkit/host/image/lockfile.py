@@ -138,13 +138,18 @@ def write(path: Path, lock: Lock) -> None:
 
 def check_folder(path: Path) -> None:
     """Raise KitError where the file cannot be written: asked before anything is resolved for it, which takes its time."""
+    why = obstacle(path)
+    if why is not None:
+        raise KitError(f"{path}: it cannot be written: {why}", hint="work in a folder that you may write to")
+
+
+def obstacle(path: Path) -> str | None:
+    """Why the file cannot be written; None: it can."""
     try:
         with tempfile.TemporaryFile(dir=path.parent):
-            return
+            return None
     except OSError as error:
-        raise KitError(
-            f"{path}: it cannot be written: {error.strerror}", hint="work in a folder that you may write to"
-        ) from error
+        return error.strerror or str(error)
 
 
 def put(path: Path, name: str, image: LockedImage) -> None:

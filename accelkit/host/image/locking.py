@@ -128,11 +128,19 @@ def _filled(config: BuildConfig, kept: dict[str, str]) -> BuildConfig:
 
 
 def _first(path: Path, image: str, found: Inputs) -> Settled:
-    lockfile.check_folder(path)
+    """What a project without a lock is built of: it is written down, where that can be."""
+    obstacle = lockfile.obstacle(path)
     pinned = registry.pinned(found)
     made = resolve(pinned)
-    lockfile.put(path, image, made)
-    render.note(f"wrote {path}: {len(made.packages)} packages of image {image}")
+    if obstacle is None:
+        lockfile.put(path, image, made)
+        render.note(f"wrote {path}: {len(made.packages)} packages of image {image}")
+    else:
+        render.warn(
+            f"{path}: it cannot be written ({obstacle}): "
+            f"the {len(made.packages)} packages of image {image} are resolved for this build alone"
+            "\n     kit lock in a copy that you may write to writes it; kit build --sbom DIR lists the packages"
+        )
     return Settled(inputs=pinned, locked=made)
 
 

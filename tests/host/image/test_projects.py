@@ -10,7 +10,7 @@ import pytest
 from accelkit.host import process
 from accelkit.host.config.model import BuildConfig
 from accelkit.host.errors import BuildError, UsageError
-from accelkit.host.image import catalogue, inputs, pyproject, requirements, resolve, uv, uvlock
+from accelkit.host.image import catalogue, inputs, lockfile, locking, pyproject, requirements, resolve, uv, uvlock
 from accelkit.host.image.lockfile import LockedImage
 from tests.host.image.test_lock import asked
 
@@ -272,3 +272,19 @@ def test_a_projects_own_packages_are_told_or_installed_from_their_wheels(
     assert {"einops", "older", "beside"} <= found.packages.keys()
     assert "member" not in found.packages
     assert "uv.lock: member: not installed, since your own code is mounted" in capsys.readouterr().err
+
+
+def test_a_project_that_cannot_be_written_is_built_without_a_lock(
+    tmp_path: Path, wheels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was resolved is what is built; why nothing is written is told, and what to type."""
+    wanted = asked(tmp_path, wheels=wheels, apt=(), requirements=())
+    settled = locking._first(Path("/proc/kit.lock"), "cpu", wanted)
+    said = capsys.readouterr().err
+
+    assert settled.locked == resolve.resolve(wanted)
+    assert "/proc/kit.lock: it cannot be written (" in said
+    assert f"the {len(settled.locked.packages)} packages of image cpu" in said
+    written = locking._first(tmp_path / "kit.lock", "cpu", wanted)
+    assert written == settled
+    assert lockfile.read(tmp_path / "kit.lock") == lockfile.Lock(images={"cpu": lockfile.ordered(settled.locked)})
