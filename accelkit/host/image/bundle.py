@@ -61,6 +61,7 @@ def _fill(folder: Path, found: Inputs, locked: LockedImage, show: Callable[[str]
     lockfile.write(folder / lockfile.FILE, Lock(images={name: locked}))
     _fetch(folder, found, locked, show)
     _docker("save", "--output", str(folder / BASE), found.base.name)
+    shutil.copymode(folder / lockfile.FILE, folder / BASE)  # docker save's own is for its caller alone
     (folder / "sbom.spdx.json").write_text(sbom.spdx(name, locked))
     (folder / "provenance.json").write_text(sbom.provenance(name, locked, _digests(folder)))
     (folder / SUMS).write_text("".join(f"{digest}  {path}\n" for path, digest in sorted(_digests(folder).items())))

@@ -1,8 +1,6 @@
 """Projects: what a pyproject.toml and a uv.lock say is honoured where it can be, and told with what to type where it cannot."""
 
 import dataclasses
-import hashlib
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,20 +11,9 @@ from accelkit.host.errors import BuildError, UsageError
 from accelkit.host.image import catalogue, inputs, lockfile, locking, pyproject, requirements, resolve, uv, uvlock
 from accelkit.host.image.lockfile import LockedImage
 from tests.host.image.test_lock import asked
+from tests.support.wheels import of_image, wheel
 
 PLAIN = '[project]\nname = "mine"\nversion = "0.1"\n'
-
-
-def wheel(folder: Path, name: str, version: str, needs: tuple[str, ...] = (), tags: str = "py3-none-any") -> str:
-    """A wheel with nothing in it; its sha256."""
-    path = folder / f"{name}-{version}-{tags}.whl"
-    info = f"{name}-{version}.dist-info"
-    metadata = "".join(f"Requires-Dist: {need}\n" for need in needs)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}")
-        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tags}\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture
@@ -36,17 +23,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    spec = catalogue.load("cpu")
-    tags = f"cp{spec.python.replace('.', '')}-none-any"
-    wheel(
-        folder,
-        "torch",
-        f"{spec.torch}+cpu",
-        ("six",),
-        tags=f"cp{spec.python.replace('.', '')}-{tags.partition('-')[2]}",
-    )
-    for name in spec.packages:
-        wheel(folder, name, "1.0")
+    of_image(folder)
     for version in ("1.0", "2.0"):
         wheel(folder, "six", version)
         wheel(folder, "einops", version, ("six",))

@@ -1,0 +1,109 @@
+"""A project with a lock of uv's becomes an image, a bundle, and on a machine without a network the same image; with wheels of moments."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accelkit.host import process
+from accelkit.host.image import digests, uv
+from tests.support.kit import ROOT, kit
+from tests.support.wheels import of_image, wheel
+
+TAG = f"accelkit-test-bundle-{os.getpid()}"
+PROJECT = """
+[project]
+name = "mine"
+version = "0.1"
+requires-python = ">=3.10"
+dependencies = ["kitten", "member", "torch"]
+[tool.uv]
+find-links = ["{wheels}"]
+no-index = true
+[tool.uv.workspace]
+members = ["member"]
+[tool.uv.sources]
+member = {{ workspace = true }}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A project with uv.lock and kit.yaml, whose packages are wheels of one module each."""
+    folder = tmp_path_factory.mktemp("project")
+    wheels = folder / "wheels"
+    (folder / "member").mkdir()
+    wheels.mkdir()
+    of_image(wheels)
+    wheel(wheels, "six", "1.0")
+    wheel(wheels, "purr", "1.0")
+    wheel(wheels, "kitten", "1.0", ("purr",))
+    wheel(wheels, "kitten", "2.0", ("purr",))
+    (folder / "pyproject.toml").write_text(PROJECT.format(wheels=wheels).replace("kitten", "kitten<2"))
+    (folder / "member" / "pyproject.toml").write_text(
+        '[project]\nname = "member"\nversion = "1"\ndependencies = ["six"]\n'
+    )
+    process.run([uv.find(), "lock", "--project", str(folder)], check=True)
+    base = subprocess.check_output([str(ROOT / "ci" / "base-image")], text=True).strip()
+    lines = [f"base: {base}", "network: host", "project: .", f"wheels: {wheels}"]
+    lines += [f"ca: {os.environ['SSL_CERT_FILE']}"] if "SSL_CERT_FILE" in os.environ else []
+    (folder / "kit.yaml").write_text("version: 1\nbuild:\n" + "".join(f"  {line}\n" for line in lines))
+    yield folder
+    tags = [f"{TAG}:{name}" for name in ("here", "there")]
+    subprocess.run(["docker", "rmi", "--force", *tags], capture_output=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def built(project: Path) -> str:
+    """The project's image."""
+    done = kit("build", "cpu", "--reproducible", "--tag", f"{TAG}:here", cwd=project)
+    assert done.code == 0, done.err
+    assert "uv.lock: member: not installed, since your own code is mounted" in done.err
+    return f"{TAG}:here"
+
+
+def installed(tag: str) -> list[str]:
+    """Packages in an image, with their versions."""
+    code = "import importlib.metadata as m; print(*sorted(d.name + '==' + d.version for d in m.distributions()))"
+    return subprocess.check_output(["docker", "run", "--rm", tag, "python3", "-c", code], text=True).split()
+
+
+def test_a_project_that_uv_has_locked_is_built(project: Path, built: str) -> None:
+    """Its packages in the locked versions, torch of the image's build, what a member needs; what was added since is missed first."""
+    found = installed(built)
+    assert {"kitten==1.0", "purr==1.0", "six==1.0"} <= set(found)
+    assert any(re.fullmatch(r"torch==[0-9.]+\+cpu", one) for one in found)
+    assert "member==1" not in found
+
+    path = project / "pyproject.toml"
+    text = path.read_text()
+    path.write_text(text.replace("kitten<2", "kitten"))
+    done = kit("build", "cpu", "--locked", "--tag", built, cwd=project)
+    path.write_text(text)
+    assert done.code == 2
+    assert f"uv lock --project {project}" in done.err
+
+
+def test_a_bundle_gives_the_same_image_elsewhere(project: Path, built: str, tmp_path: Path) -> None:
+    """Beside other settings, which are told; whoever may read the folder may read all of it; its provenance names its files."""
+    bundle = tmp_path / "bundle"
+    made = kit("bundle", "cpu", str(bundle), cwd=project)
+    assert made.code == 0, made.err
+    assert {path.stat().st_mode & 0o777 for path in bundle.rglob("*") if path.is_file()} <= {0o644, 0o755}
+    subjects = json.loads((bundle / "provenance.json").read_text())["subject"]
+    assert {"base.tar", "kit.lock", "recipe/Dockerfile"} <= {one["name"] for one in subjects}
+    assert all(one["digest"]["sha256"] == digests.of_file(bundle / one["name"]) for one in subjects)
+
+    (tmp_path / "kit.yaml").write_text("build:\n  torch: 2.0.0\n  network: host\n")
+    done = kit("build", "cpu", "--from-bundle", "bundle", "--reproducible", "--tag", f"{TAG}:there", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "kit.yaml:2: build.torch is 2.0.0, in the bundle it is" in done.err
+    identities = [
+        subprocess.check_output(["docker", "image", "inspect", "--format", "{{.Id}}", tag])
+        for tag in (built, f"{TAG}:there")
+    ]
+    assert identities[0] == identities[1]
