@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,8 +89,15 @@ def test_a_project_that_uv_has_locked_is_built(project: Path, built: str) -> Non
     assert f"uv lock --project {project}" in done.err
 
 
+def another_kit(folder: Path) -> Path:
+    """A copy of this kit that has no image `cpu`."""
+    for name in ("accelkit", "images"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cpu", "__pycache__"))
+    return folder
+
+
 def test_a_bundle_gives_the_same_image_elsewhere(project: Path, built: str, tmp_path: Path) -> None:
-    """Beside other settings, which are told; whoever may read the folder may read all of it; its provenance names its files."""
+    """By a kit with other images, beside other settings, which are told; who may read the folder may read all of it."""
     bundle = tmp_path / "bundle"
     made = kit("bundle", "cpu", str(bundle), cwd=project)
     assert made.code == 0, made.err
@@ -98,8 +106,11 @@ def test_a_bundle_gives_the_same_image_elsewhere(project: Path, built: str, tmp_
     assert {"base.tar", "kit.lock", "recipe/Dockerfile"} <= {one["name"] for one in subjects}
     assert all(one["digest"]["sha256"] == digests.of_file(bundle / one["name"]) for one in subjects)
 
+    other = {"PYTHONPATH": str(another_kit(tmp_path / "kit"))}
     (tmp_path / "kit.yaml").write_text("build:\n  torch: 2.0.0\n  network: host\n")
-    done = kit("build", "cpu", "--from-bundle", "bundle", "--reproducible", "--tag", f"{TAG}:there", cwd=tmp_path)
+    done = kit(
+        "build", "cpu", "--from-bundle", "bundle", "--reproducible", "--tag", f"{TAG}:there", cwd=tmp_path, env=other
+    )
     assert done.code == 0, done.err
     assert "kit.yaml:2: build.torch is 2.0.0, in the bundle it is" in done.err
     identities = [

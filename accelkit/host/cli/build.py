@@ -12,6 +12,7 @@ from accelkit.host.config.model import BuildConfig
 if TYPE_CHECKING:
     from accelkit.host.config.loading import Resolved
     from accelkit.host.image.build import BuildPlan, Built
+    from accelkit.host.image.catalogue import Build
     from accelkit.host.image.lockfile import LockedImage
 
 app = typer.Typer(rich_markup_mode=None)
@@ -56,6 +57,8 @@ def build(
 
     try:
         with Guard():
+            if verify:
+                _check_verify({"--output": output, "--push": push, "--sbom": sbom})
             if sbom is not None:
                 documents.check(sbom)
             resolved = options.load(given or {}, config_file)
@@ -71,6 +74,17 @@ def build(
                 _build(decided, force=no_cache, sbom=sbom)
     except Interrupted as told:
         raise typer.Exit(told.exit_code) from None
+
+
+def _check_verify(others: dict[str, object]) -> None:
+    """A comparison makes nothing that stays: raise UsageError for what would have no effect beside it."""
+    from accelkit.host.errors import UsageError
+
+    typed = [flag for flag, value in others.items() if value]
+    if typed:
+        raise UsageError(
+            f"--verify with {', '.join(typed)}: it compares, and writes nothing", hint="leave one of them out"
+        )
 
 
 def _decide(
@@ -93,18 +107,19 @@ def _decide(
     if from_bundle is not None:
         folder = from_bundle.resolve()
         content = bundle.read(folder, image)
-        _tell(resolved, content, image)
-        return building.plan(bundle.inputs_of(folder, image, content), building.Options(bundle=folder, **how), content)
+        found = bundle.inputs_of(folder, content)
+        _tell(resolved, content, found.variant.build)
+        return building.plan(found, building.Options(bundle=folder, **how), content)
     settled = locking.settle(image, config, Path.cwd(), must=locked, write=write)
     return building.plan(settled.inputs, building.Options(**how), settled.locked)
 
 
-def _tell(resolved: "Resolved", content: "LockedImage", image: str) -> None:
+def _tell(resolved: "Resolved", content: "LockedImage", build: "Build") -> None:
     """What stands in a config beside a bundle, and has no effect."""
     from accelkit.host import render
     from accelkit.host.image import overruled
 
-    if others := overruled.told(resolved, content, image, Path.cwd()):
+    if others := overruled.told(resolved, content, build, Path.cwd()):
         render.warn("\n  ".join(["the bundle says what is in the image; without effect:", *others]))
     if fetching := overruled.of_fetching(resolved):
         render.note(f"nothing is fetched beside a bundle; without effect: {', '.join(fetching)}")

@@ -11,14 +11,12 @@ SHA256SUMS                    of all that: sha256sum --check SHA256SUMS
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from accelkit.host import process
-from accelkit.host.config.model import BuildConfig
 from accelkit.host.errors import BuildError, DriftError, KitError, UsageError
-from accelkit.host.image import build, catalogue, contexts, digests, inputs, lockfile, sbom
+from accelkit.host.image import build, catalogue, contexts, digests, inputs, lockfile, sbom, variants
 from accelkit.host.image.build import BuildPlan
 from accelkit.host.image.inputs import Inputs
 from accelkit.host.image.lockfile import Lock, LockedImage
@@ -26,6 +24,7 @@ from accelkit.host.image.output import Output, csv_field
 
 SUMS: Final = "SHA256SUMS"
 BASE: Final = "base.tar"
+RECIPE: Final = "recipe"
 TARGET: Final = "fetched"
 """Stage of the Dockerfiles that holds what was fetched, and nothing else."""
 
@@ -56,7 +55,7 @@ def write(folder: Path, found: Inputs, locked: LockedImage, show: Callable[[str]
 
 def _fill(folder: Path, found: Inputs, locked: LockedImage, show: Callable[[str], None]) -> None:
     name = found.spec.name
-    shutil.copytree(catalogue.folder(name), folder / "recipe")
+    shutil.copytree(catalogue.folder(name), folder / RECIPE)
     shutil.copytree(catalogue.scripts(), folder / "shared")
     lockfile.write(folder / lockfile.FILE, Lock(images={name: locked}))
     _fetch(folder, found, locked, show)
@@ -111,18 +110,32 @@ def _written(sums: Path) -> dict[str, str]:
     return found
 
 
-def inputs_of(folder: Path, image: str, locked: LockedImage) -> Inputs:
-    """The inputs of a build from a bundle, whose base image is loaded where the engine lacks it."""
-    wanted = BuildConfig(
-        torch=locked.torch, python=locked.python, variant=locked.build, platform=locked.platform, base=locked.base.name
-    )
-    found = inputs.gather(image, wanted, folder)
-    if found.base.digest != locked.base.digest:
+def inputs_of(folder: Path, locked: LockedImage) -> Inputs:
+    """The inputs of a build from a bundle, whose base image is loaded where the engine lacks it.
+
+    What the image is stands in the bundle's recipe: the images of this kit may be others by now.
+    """
+    spec, known = catalogue.read(folder / RECIPE)
+    has = (locked.torch, locked.build, locked.python)
+    fitting = [v for v in variants.every(spec, known) if (v.torch, v.name, v.python) == has]
+    if not fitting:
+        raise DriftError(
+            f"{folder / RECIPE}: torch {locked.torch}+{locked.build} for Python {locked.python} is not in its data"
+        )
+    _load_base(folder, locked)
+    return Inputs(
+        spec=spec, variant=fitting[0], platform=locked.platform, base=locked.base, base_is_here=True, recipe=locked.recipe,
+        requirements=(), apt=locked.apt, wheels=None, torch_wheel=False, index_url=None, ca=None, network="none", proxies=(),
+    )  # fmt: skip
+
+
+def _load_base(folder: Path, locked: LockedImage) -> None:
+    """Raises DriftError where the engine has another base afterwards."""
+    base = locked.base
+    if inputs.base_digest(base.name) != base.digest:
         _docker("load", "--quiet", "--input", str(folder / BASE))
-        found = inputs.gather(image, wanted, folder)
-    if found.base.digest != locked.base.digest:
-        raise DriftError(f"base: {locked.base.name} is {found.base.digest} here, locked is {locked.base.digest}")
-    return replace(found, network="none", proxies=())
+    if (here := inputs.base_digest(base.name)) != base.digest:
+        raise DriftError(f"base: {base.name} is {here} here, locked is {base.digest}")
 
 
 def _fetch(folder: Path, found: Inputs, locked: LockedImage, show: Callable[[str], None]) -> None:

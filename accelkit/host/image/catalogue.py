@@ -165,6 +165,11 @@ def compatibility(name: str) -> Compatibility:
     return _read(Compatibility, folder(name) / COMPATIBILITY_FILE)
 
 
+def read(place: Path) -> tuple[ImageSpec, Compatibility]:
+    """The same of an image whose folder lies elsewhere. Raises KitError for a damaged file."""
+    return _read(ImageSpec, place / SPEC_FILE), _read(Compatibility, place / COMPATIBILITY_FILE)
+
+
 def devices(name: str) -> DeviceRules:
     """Device rules of an image; those of a name that is not in the catalogue (an image of the user's own) ask for nothing."""
     return load(name).devices if name in names() else DeviceRules()

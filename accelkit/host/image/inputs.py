@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform as machine
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -76,8 +77,8 @@ class Inputs:
 def gather(name: str, config: BuildConfig, folder: Path) -> Inputs:
     """The inputs of image `name`; paths are relative to `folder`. Raises UsageError for what cannot be."""
     spec, known = catalogue.load(name), catalogue.compatibility(name)
-    ca = _existing("--ca", config.ca, folder)
-    wheels = _existing("--wheels", config.wheels, folder)
+    ca = _existing("--ca", config.ca, folder, Path.is_file, "a file")
+    wheels = _existing("--wheels", config.wheels, folder, Path.is_dir, "a folder")
     variant = variants.choose(spec, known, wanted(config))
     if config.torch_index and variant.index:
         variant = _with_index(variant, config.torch_index)
@@ -201,10 +202,10 @@ def _with_index(variant: Variant, url: str) -> Variant:
     return replace(variant, index=index)
 
 
-def _existing(flag: str, text: str | None, folder: Path) -> Path | None:
+def _existing(flag: str, text: str | None, folder: Path, fits: Callable[[Path], bool], what: str) -> Path | None:
     if text is None:
         return None
     path = folder / Path(text).expanduser()
-    if not path.exists():
-        raise UsageError(f"{flag} {text}: not there")
+    if not fits(path):
+        raise UsageError(f"{flag} {text}: {f'not {what}' if path.exists() else 'not there'}")
     return path.resolve()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from accelkit.host.errors import UsageError
-from accelkit.host.image import catalogue, requirements
+from accelkit.host.image import requirements
+from accelkit.host.image.catalogue import Build
 from accelkit.host.image.lockfile import LockedImage
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ def refuse(resolved: "Resolved", *, locked: bool) -> None:
         )
 
 
-def told(resolved: "Resolved", locked: LockedImage, image: str, folder: Path) -> list[str]:
-    """A sentence for each setting of a file that says something else than the bundle of this lock."""
-    given, has = _given(resolved), _in_bundle(locked, image)
+def told(resolved: "Resolved", locked: LockedImage, build: Build, folder: Path) -> list[str]:
+    """A sentence for each setting of a file that says something else than the bundle of this lock, with this build of torch."""
+    given, has = _given(resolved), _in_bundle(locked, build)
     found = [
         f"{origin.text}: build.{name} is {_words(value)}, in the bundle it is {_words(has[name])}"
         for name, (value, origin) in given.items()
@@ -65,10 +66,9 @@ def _given(resolved: "Resolved") -> "Mapping[str, tuple[Any, Origin]]":
     return {name: pair for (section, _, name), pair in found.items() if section == "build"}
 
 
-def _in_bundle(locked: LockedImage, image: str) -> dict[str, Any]:
-    build = catalogue.compatibility(image).builds.get(locked.build)
+def _in_bundle(locked: LockedImage, build: Build) -> dict[str, Any]:
     return {
-        "torch": locked.torch, "python": locked.python, "cuda": build.cuda if build else None, "variant": locked.build,
+        "torch": locked.torch, "python": locked.python, "cuda": build.cuda, "variant": locked.build,
         "base": locked.base.name, "platform": locked.platform, "apt": list(locked.apt),
     }  # fmt: skip
 

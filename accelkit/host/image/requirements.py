@@ -60,6 +60,8 @@ def gather(files: list[str], project: str | None, folder: Path) -> tuple[Require
     found = []
     for name in files:
         path = (folder / Path(name).expanduser()).resolve()
+        if path.is_dir():
+            raise UsageError(f"--requirements {name}: a folder", hint=f"name a file in it, or --project {name}")
         if not path.is_file():
             raise UsageError(f"--requirements {without_logins(name)}: not there")
         _refuse_conda(path, f"--requirements {name}")

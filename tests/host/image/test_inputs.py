@@ -60,6 +60,28 @@ def test_a_place_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_folder_for_a_file_is_told_and_a_file_for_a_folder(tmp_path: Path) -> None:
+    """By the flag, before buildx or uv meets it."""
+    (tmp_path / "file").touch()
+    for config, said in (
+        (BuildConfig(ca="."), "--ca .: not a file"),
+        (BuildConfig(wheels="file"), "--wheels file: not a folder"),
+        (BuildConfig(ca="no"), "--ca no: not there"),
+        (BuildConfig(requirements=["."]), "--requirements .: a folder"),
+    ):
+        with pytest.raises(UsageError) as told:
+            inputs.gather("cpu", config, tmp_path)
+        assert told.value.message == said
+
+
+def test_a_comparison_goes_nowhere(tmp_path: Path) -> None:
+    """--verify compares: options that would write the image or tell of it are refused, not forgotten."""
+    for words in (("--output", "tar"), ("--push",), ("--sbom", "docs")):
+        done = kit("build", "cpu", "--verify", *words, cwd=tmp_path, env=NO_ENGINE)
+        assert done.code == 2
+        assert f"--verify with {words[0]}: " in done.err
+
+
 def test_commas_in_paths_are_part_of_them() -> None:
     """Buildx and uv take lists that commas separate."""
     assert contexts.secret("ca", Path("/a,b/ca.pem")) == '--secret=id=ca,"src=/a,b/ca.pem"'

@@ -9,6 +9,7 @@ from accelkit.host.config import loading
 from accelkit.host.config.loading import Resolved
 from accelkit.host.errors import UsageError
 from accelkit.host.image import overruled
+from accelkit.host.image.catalogue import Build
 from accelkit.host.image.lockfile import LockedBase, LockedImage
 from tests.support.kit import kit
 
@@ -46,7 +47,7 @@ def test_a_file_is_told_what_has_no_effect_and_nothing_is_refused(tmp_path: Path
     found = config(tmp_path, torch="2.12.1", python="'3.11'", cuda="'12.6'", apt="[git, tree]", requirements="[x.txt]")
     overruled.refuse(found, locked=False)
 
-    assert overruled.told(found, bundled(), "cpu", tmp_path) == [
+    assert overruled.told(found, bundled(), Build(), tmp_path) == [
         "kit.yaml:2: build.torch is 2.12.1, in the bundle it is 2.13.0",
         "kit.yaml:4: build.cuda is 12.6, in the bundle it is none",
         "kit.yaml:5: build.apt is git tree, in the bundle it is git",
@@ -65,9 +66,9 @@ def test_a_file_that_says_what_the_bundle_has_is_told_nothing(tmp_path: Path) ->
     for name in digests:
         digests[name] = overruled.requirements.gather([name], None, tmp_path)[0].digest
 
-    assert overruled.told(found, bundled(**digests), "cpu", tmp_path) == []
+    assert overruled.told(found, bundled(**digests), Build(), tmp_path) == []
     (tmp_path / "x.txt").write_text("einops\nsix\n")
-    (told,) = overruled.told(found, bundled(**digests), "cpu", tmp_path)
+    (told,) = overruled.told(found, bundled(**digests), Build(), tmp_path)
     assert told.startswith("kit.yaml:6, kit.yaml:7: other requirements than those")
 
 
@@ -76,7 +77,7 @@ def test_where_files_would_come_from_is_refused_where_it_was_typed_alone(tmp_pat
     found = config(tmp_path, {"KIT_INDEX_URL": "https://host/simple"}, wheels="w", network="host")
     overruled.refuse(found, locked=False)
 
-    assert overruled.told(found, bundled(), "cpu", tmp_path) == []
+    assert overruled.told(found, bundled(), Build(), tmp_path) == []
     assert overruled.of_fetching(found) == [
         "kit.yaml:2: build.wheels", "KIT_INDEX_URL: build.index_url", "kit.yaml:3: build.network",
     ]  # fmt: skip
