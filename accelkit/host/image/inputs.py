@@ -85,7 +85,9 @@ def gather(name: str, config: BuildConfig, folder: Path) -> Inputs:
     platform = _platform(config, spec)
     base = config.base or variant.base
     asked = requirements.gather(config.requirements, config.project, folder)
+    _check_address("--index-url", config.index_url)
     for item in asked:
+        _check_places(item, spec, config)
         _check_project(item, spec, variant, config, wheels, ca)
     digest = base_digest(base)
     return Inputs(
@@ -104,6 +106,24 @@ def gather(name: str, config: BuildConfig, folder: Path) -> Inputs:
         network=config.network,
         proxies=tuple(p for p in _PROXIES if p in os.environ),
     )
+
+
+def _check_places(item: Requirements, spec: ImageSpec, config: BuildConfig) -> None:
+    """Raise UsageError for a requirements file that names another index than kit was told of; PyTorch's own is the image's matter."""
+    own = spec.torch_index.partition("{")[0]
+    for number, option, address in requirements.places(item):
+        if config.index_url is None and config.wheels is None and not address.startswith(own):
+            raise UsageError(
+                f"{item.path}:{number}: {option} {without_logins(address)}: kit asks no index but the one that is named to it",
+                hint="--index-url URL names an index that has all packages, --wheels DIR a folder of wheels; then the line is ignored",
+            )
+
+
+def _check_address(flag: str, url: str | None) -> None:
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise UsageError(
+            f"{flag} {without_logins(url)}: not an address of http", hint="--wheels DIR names a folder of wheels"
+        )
 
 
 def _check_project(
@@ -193,6 +213,7 @@ def _platform(config: BuildConfig, spec: ImageSpec) -> str:
 
 
 def _with_index(variant: Variant, url: str) -> Variant:
+    _check_address("--torch-index", url)
     index = url.replace("{build}", variant.name)
     if "{" in index or "}" in index:
         raise UsageError(

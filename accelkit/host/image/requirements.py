@@ -15,6 +15,8 @@ CONDA: Final = ("environment.yml", "environment.yaml", "conda-lock.yml", "meta.y
 _OTHER_FILES: Final = (
     "-r", "-c", "-e", "--requirement", "--constraint", "--editable", ".", "/", "file:",
 )  # fmt: skip
+_PLACES: Final = re.compile(r"\s*(--index-url|--extra-index-url|--find-links|--no-index|-i|-f)(?:[\s=]+(\S+))?")
+"""Lines that say where packages are looked for."""
 _HASH: Final = re.compile(r"--hash[= ]\s*([a-z0-9]+):([0-9A-Fa-f]+)")
 _COMMENT: Final = re.compile(r"(^|\s)#.*")
 
@@ -77,6 +79,17 @@ def _checked(item: Requirements) -> Requirements:
     _names(item)
     _hashes_of(item)
     return item
+
+
+def places(item: Requirements) -> list[tuple[int, str, str]]:
+    """Line, option and address of each line in a requirements file that says where packages are looked for."""
+    lines = item.text.splitlines() if item.kind == "requirements.txt" else []
+    return [(number, m[1], m[2] or "") for number, line in enumerate(lines, 1) if (m := _PLACES.match(line))]
+
+
+def without_places(item: Requirements) -> str:
+    """The text of a requirements file less those lines."""
+    return "".join(line for line in item.text.splitlines(keepends=True) if not _PLACES.match(line))
 
 
 def mentions(requirements: tuple[Requirements, ...], name: str) -> bool:

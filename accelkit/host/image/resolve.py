@@ -126,7 +126,7 @@ def parse(pylock: str, torch_index: str | None, allowed: Allowed | None = None) 
         if not wheels:
             raise BuildError(
                 f"{name} {entry.get('version', '')}: not a wheel that can be told by its hash",
-                hint="kit installs wheels alone: build one, put it into a folder, and name that with --wheels",
+                hint="kit installs wheels of an index or a folder alone: put one into a folder, and name that with --wheels",
             )
         for path, hashes in (allowed or {}).get(name, ()):
             wheels = _allowed(f"{path}: {name} {entry['version']}", wheels, hashes)
@@ -183,7 +183,8 @@ def _given(inputs: Inputs, folder: Path, number: int, item: requirements.Require
         path.write_text("".join(f"{line}\n" for line in item.project.dependencies))
         return str(path)
     if item.kind != "uv.lock":
-        return str(item.path)
+        path.write_text(requirements.without_places(item))
+        return str(path)
     done = process.run(
         [uv.find(), "export", "--frozen", "--no-emit-project", "--no-hashes", "--no-header", "--no-annotate", "--no-dev", "--quiet",
          "--project", str(item.path.parent)],

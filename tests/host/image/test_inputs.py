@@ -68,6 +68,8 @@ def test_a_folder_for_a_file_is_told_and_a_file_for_a_folder(tmp_path: Path) -> 
         (BuildConfig(wheels="file"), "--wheels file: not a folder"),
         (BuildConfig(ca="no"), "--ca no: not there"),
         (BuildConfig(requirements=["."]), "--requirements .: a folder"),
+        (BuildConfig(index_url="file:///x"), "--index-url file:///x: not an address of http"),
+        (BuildConfig(torch_index="x"), "--torch-index x: not an address of http"),
     ):
         with pytest.raises(UsageError) as told:
             inputs.gather("cpu", config, tmp_path)

@@ -265,3 +265,24 @@ def test_a_project_that_cannot_be_written_is_built_without_a_lock(
     written = locking._first(tmp_path / "kit.lock", "cpu", wanted)
     assert written == settled
     assert lockfile.read(tmp_path / "kit.lock") == lockfile.Lock(images={"cpu": lockfile.ordered(settled.locked)})
+
+
+def test_lines_that_name_an_index_are_refused_unless_kit_was_told_of_one(tmp_path: Path, wheels: Path) -> None:
+    """File, line and option, without a login; PyTorch's own index is the image's matter, and none of them is asked."""
+    of_torch = catalogue.load("cpu").torch_index.partition("{")[0]
+    for line in ("--extra-index-url https://me:S3cret@host/x", "-i https://host/x", "--find-links=/x", "--no-index"):
+        (tmp_path / "more.txt").write_text(f"six\n{line}\n")
+        with pytest.raises(UsageError, match=r"more\.txt:2: -.*: kit asks no index but the one") as told:
+            inputs.gather("cpu", BuildConfig(requirements=["more.txt"]), tmp_path)
+        assert "S3cret" not in told.value.message
+    text = f"--extra-index-url {of_torch}cu128\nsix==1.0 # --find-links\n--find-links {tmp_path}/nowhere\n"
+    (tmp_path / "more.txt").write_text(text)
+    (item,) = requirements.gather(["more.txt"], None, tmp_path)
+
+    assert [(number, option) for number, option, _ in requirements.places(item)] == [
+        (1, "--extra-index-url"),
+        (3, "--find-links"),
+    ]
+    assert requirements.without_places(item) == "six==1.0 # --find-links\n"
+    found = resolve.resolve(asked(tmp_path, wheels=wheels, apt=(), requirements=(item,)))
+    assert versions(found) == {"six": "1.0"}
