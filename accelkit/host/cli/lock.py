@@ -26,9 +26,12 @@ def lock(
 ) -> None:
     """Write kit.lock: base image by digest, Python packages by version and sha256, Debian packages by version."""
     from accelkit.host import render
+    from accelkit.host.errors import UsageError
     from accelkit.host.image import catalogue, debian, locking
     from accelkit.host.launch.signals import Guard, Interrupted
 
+    if check and upgrade:
+        raise UsageError("--check with --upgrade: one writes nothing, the other a lock", hint="leave one of them out")
     config = options.load(given or {}, config_file).config
     folder = Path.cwd()
     configured = config.run.image if config.run.image in catalogue.names() else "cpu"

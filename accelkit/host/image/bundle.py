@@ -89,7 +89,9 @@ def read(folder: Path, image: str) -> LockedImage:
     for path in sorted(written.keys() | there.keys()):
         if path not in there:
             raise DriftError(f"{folder / path}: missing in the bundle")
-        if written.get(path) != there[path]:
+        if path not in written:
+            raise DriftError(f"{folder / path}: no part of the bundle", hint="move it elsewhere")
+        if written[path] != there[path]:
             raise DriftError(f"{folder / path}: not what the bundle was made with")
     lock = lockfile.read(folder / lockfile.FILE) or Lock()
     if image not in lock.images:

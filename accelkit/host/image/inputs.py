@@ -27,6 +27,8 @@ _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"
 MACHINES: Final = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 """Platform -> what wheels call its machine."""
 _TORCH_WHEEL: Final = re.compile(r"torch-(?P<torch>[0-9.]+)(?:\+(?P<build>[^-]+))?-cp(?P<python>\d+)-")
+_END: Final = 1 << 16
+"""Bytes of a wheel that are looked at."""
 NO_TORCH_INDEX: Final = "none"
 """As --torch-index: PyTorch's builds come from the package index."""
 
@@ -188,7 +190,7 @@ def recipe_digest(name: str) -> str:
 def base_digest(name: str) -> str:
     """Repository digest of the base image here, or its ID where it is of no repository; empty when it is still to be pulled."""
     client = engine.connect()
-    with engine.engine_errors("looking for the base image"):
+    with engine.engine_errors(f"looking for the base image {name}"):
         try:
             found = engine.find_image(client, name)
         except ImageNotFound:
@@ -198,9 +200,15 @@ def base_digest(name: str) -> str:
 
 
 def listing(wheels: Path | None) -> list[str]:
-    """Names and sizes of the wheels: enough to see that there are others now."""
+    """Names, sizes and ends of the wheels: enough to see that there are others now. A wheel's end has the checksum of its list of files."""
     found = sorted(wheels.glob("*.whl")) if wheels else []
-    return [f"{path.name}:{path.stat().st_size}" for path in found]
+    return [f"{path.name}:{path.stat().st_size}:{_end(path)}" for path in found]
+
+
+def _end(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(-min(_END, path.stat().st_size), os.SEEK_END)
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 def _platform(config: BuildConfig, spec: ImageSpec) -> str:

@@ -76,4 +76,6 @@ def _head(text: str, locked: LockedImage) -> str:
         name = names[expected[1]]
         file = locked.packages[name].file
         return f"{name}: {file} is not the locked file (its sha256 is {got[1]}, locked is {expected[1]})"
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return "an index has a certificate that the build does not trust: --ca FILE names those that it is to trust"
     return "the build failed"

@@ -101,7 +101,7 @@ def test_a_config_or_a_number_of_layers_that_differs_is_named(tmp_path: Path) ->
 
 
 def test_a_bundle_is_checked_file_by_file(tmp_path: Path) -> None:
-    """A file that was changed, one that is gone, a folder that is no bundle, a bundle of another image."""
+    """A file that was changed, one that is gone, one more, a folder that is no bundle, a bundle of another image."""
     lock = LockedImage(
         torch="2.13.0",
         build="cpu",
@@ -124,6 +124,10 @@ def test_a_bundle_is_checked_file_by_file(tmp_path: Path) -> None:
     wheel.write_bytes(b"other")
     with pytest.raises(DriftError, match=r"torch.whl: not what the bundle was made with"):
         bundle.read(tmp_path, "cpu")
+    (tmp_path / ".DS_Store").touch()
+    with pytest.raises(DriftError, match=r".DS_Store: no part of the bundle"):
+        bundle.read(tmp_path, "cpu")
+    (tmp_path / ".DS_Store").unlink()
     wheel.unlink()
     with pytest.raises(DriftError, match=r"torch.whl: missing"):
         bundle.read(tmp_path, "cpu")
@@ -185,3 +189,6 @@ def test_progress_tells_steps_times_and_the_file_that_is_not_the_locked_one() ->
     )  # fmt: skip
     told = progress.failure([*lines[:7], "#6 ERROR: process did not complete: exit code: 1"], locked)
     assert told.startswith("einops: einops-1.whl is not the locked file")
+    unknown = "#6 1.0 SSLError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed')"
+    told = progress.failure([lines[4], unknown, "#6 ERROR: process did not complete: exit code: 1"], locked)
+    assert "--ca FILE" in told.splitlines()[0]

@@ -11,6 +11,7 @@ from accelkit.host.config.model import BuildConfig
 from accelkit.host.errors import KitError, UsageError
 from accelkit.host.image import catalogue, contexts, contradictions, debian, inputs, lockfile, resolve, sbom
 from tests.support.kit import kit
+from tests.support.wheels import wheel
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
 
@@ -74,6 +75,18 @@ def test_a_folder_for_a_file_is_told_and_a_file_for_a_folder(tmp_path: Path) -> 
         with pytest.raises(UsageError) as told:
             inputs.gather("cpu", config, tmp_path)
         assert told.value.message == said
+
+
+def test_a_wheel_of_the_same_name_and_size_is_another_one(tmp_path: Path) -> None:
+    """Its list of files has other digests, by which an image that was built from it is not up to date; reading it again changes nothing."""
+    wheel(tmp_path, "six", "1.0", ("einops<1",))
+    before = inputs.listing(tmp_path)
+    size = next(tmp_path.glob("six*")).stat().st_size
+    assert inputs.listing(tmp_path) == before
+    wheel(tmp_path, "six", "1.0", ("einops<2",))
+
+    assert next(tmp_path.glob("six*")).stat().st_size == size
+    assert inputs.listing(tmp_path) != before
 
 
 def test_a_comparison_goes_nowhere(tmp_path: Path) -> None:

@@ -113,6 +113,13 @@ def test_every_name_is_known_before_any_image_is_locked(tmp_path: Path) -> None:
     assert not (tmp_path / "kit.lock").exists()
 
 
+def test_checking_and_upgrading_are_not_asked_at_once(tmp_path: Path) -> None:
+    """One of them would be forgotten."""
+    done = kit("lock", "--check", "--upgrade", cwd=tmp_path)
+    assert done.code == 2
+    assert "--check with --upgrade" in done.err
+
+
 def test_requirements_of_equal_names_are_all_locked(tmp_path: Path) -> None:
     """Files that share their names and those of their folders: each change of one is a drift."""
     files = []
