@@ -146,6 +146,11 @@ def _check_project(
         uv.check_lock(item.path, ca)
     elif project is not None:
         pyproject.check_places(project, spec.torch_index_packages, wheels, config.index_url)
+        if (above := uv.lock_above(project)) is not None:
+            render.warn(
+                f"{item.path}: resolved anew, beside {above}, which has locked it with its workspace"
+                f"\n     in {above.parent}: uv export --no-emit-project --package {project.name} -o FILE, for --requirements FILE"
+            )
         if project.without_effect:
             render.warn(
                 f"{item.path}: {', '.join(project.without_effect)}: without effect here; uv lock writes a uv.lock by it, which kit takes"

@@ -30,6 +30,8 @@ class Project:
     """What is taken from the file."""
 
     path: Path
+    name: str
+    """As it is compared; empty where it has none."""
     dependencies: tuple[str, ...]
     requires_python: str
     constraints: tuple[str, ...]
@@ -53,10 +55,11 @@ def read(text: str, path: Path) -> Project:
     dependencies = _texts(project, "dependencies", path)
     own = normalized(str(project.get("name", "")))
     for line in dependencies:
-        if name_of(line) == own:
+        if own and name_of(line) == own:
             raise UsageError(f"{path}: project.dependencies: {line} is the project itself", hint=_hint(path))
     return Project(
         path=path,
+        name=own,
         dependencies=dependencies,
         requires_python=str(project.get("requires-python", "")),
         constraints=_texts(uv, "constraint-dependencies", path),

@@ -6,9 +6,10 @@ from typing import Final
 
 from accelkit.host import process, render
 from accelkit.host.errors import KitError, UsageError
-from accelkit.host.image import pyproject
-from accelkit.host.image.names import without_logins
+from accelkit.host.image import pyproject, toml
+from accelkit.host.image.names import normalized, without_logins
 
+LOCK: Final = "uv.lock"
 QUIET: Final = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
 """Variables of every call."""
 _STALE: Final = 1
@@ -41,3 +42,12 @@ def check_lock(path: Path, ca: Path | None) -> None:
     if done.code:
         said = without_logins(done.stderr).strip()
         render.warn(f"{path}: whether it still fits the {pyproject.FILE} beside it could not be found out:\n{said}")
+
+
+def lock_above(project: pyproject.Project) -> Path | None:
+    """The uv.lock of the workspace that a project is a member of; None where there is none."""
+    for path in (folder / LOCK for folder in project.path.parent.parents):
+        if path.is_file():
+            manifest = toml.parse(path.read_text(encoding="utf-8", errors="replace"), path).get("manifest", {})
+            return path if project.name in map(normalized, manifest.get("members", ())) else None
+    return None

@@ -286,3 +286,18 @@ def test_lines_that_name_an_index_are_refused_unless_kit_was_told_of_one(tmp_pat
     assert requirements.without_places(item) == "six==1.0 # --find-links\n"
     found = resolve.resolve(asked(tmp_path, wheels=wheels, apt=(), requirements=(item,)))
     assert versions(found) == {"six": "1.0"}
+
+
+def test_a_member_of_a_workspace_is_told_of_its_lock(tmp_path: Path, wheels: Path) -> None:
+    """The uv.lock lies above it; one that is of another project counts for nothing."""
+    for name in ("member", "beside"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pyproject.toml").write_text(PLAIN.replace("mine", name))
+    path = locked_project(tmp_path, wheels, "[]", '[tool.uv.workspace]\nmembers = ["member"]\n')
+
+    def above(name: str) -> Path | None:
+        place = tmp_path / name / "pyproject.toml"
+        return uv.lock_above(pyproject.read(place.read_text(), place))
+
+    assert above("member") == path
+    assert above("beside") is None
