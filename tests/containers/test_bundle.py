@@ -67,6 +67,11 @@ def built(project: Path) -> str:
     return f"{TAG}:here"
 
 
+def identity(tag: str) -> str:
+    """The engine's ID of an image."""
+    return subprocess.check_output(["docker", "image", "inspect", "--format", "{{.Id}}", tag], text=True).strip()
+
+
 def installed(tag: str) -> list[str]:
     """Packages in an image, with their versions."""
     code = "import importlib.metadata as m; print(*sorted(d.name + '==' + d.version for d in m.distributions()))"
@@ -87,6 +92,13 @@ def test_a_project_that_uv_has_locked_is_built(project: Path, built: str) -> Non
     path.write_text(text)
     assert done.code == 2
     assert f"uv lock --project {project}" in done.err
+
+
+def test_a_comparison_tells_of_the_image_that_is_here(project: Path, built: str) -> None:
+    """Built again without a cache it is the same, and is named as the engine and `kit build` name it; the image stays as it was."""
+    done = kit("build", "cpu", "--locked", "--verify", "--tag", built, cwd=project)
+    assert done.code == 0, done.err
+    assert done.out == f"{built}  {identity(built)[:19]}  built again, it is the same, bit for bit\n"
 
 
 def another_kit(folder: Path) -> Path:
@@ -113,8 +125,4 @@ def test_a_bundle_gives_the_same_image_elsewhere(project: Path, built: str, tmp_
     )
     assert done.code == 0, done.err
     assert "kit.yaml:2: build.torch is 2.0.0, in the bundle it is" in done.err
-    identities = [
-        subprocess.check_output(["docker", "image", "inspect", "--format", "{{.Id}}", tag])
-        for tag in (built, f"{TAG}:there")
-    ]
-    assert identities[0] == identities[1]
+    assert identity(f"{TAG}:there") == identity(built)

@@ -115,7 +115,8 @@ def parse(text: str | None, *, push: bool, folder: Path, name: str) -> Output:
         raise UsageError(f"--output {text}: allowed are tar, oci, tar=FILE, oci=FILE")
     if push:
         raise UsageError("--output with --push: an archive is not pushed", hint="leave one of them out")
-    path = (folder / Path(file or f"accelkit-{name}.{kind}.tar").expanduser()).resolve()
+    usual = {"tar": f"accelkit-{name}.tar", "oci": f"accelkit-{name}.oci.tar"}[kind]
+    path = (folder / Path(file or usual).expanduser()).resolve()
     if not path.parent.is_dir():
         raise UsageError(f"--output {text}: {path.parent} is not a folder")
     if path.exists() and not path.is_file():

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from accelkit.host import process
+from accelkit.host.engine import client as engine
 from accelkit.host.errors import BuildError, DriftError
 from accelkit.host.image import archive, build
 from accelkit.host.image.build import BuildPlan
@@ -13,7 +14,7 @@ from accelkit.host.image.output import Output
 
 
 def verify(decided: BuildPlan, show: Callable[[str], None]) -> str:
-    """Build `decided` again and compare it with the image that has its tag. Returns the digest that both have.
+    """Build `decided` again and compare it with the image that has its tag. Returns the ID that the image has here.
 
     Raises DriftError that names the first file that differs, and BuildError where there is no image to compare with.
     """
@@ -30,5 +31,4 @@ def verify(decided: BuildPlan, show: Callable[[str], None]) -> str:
                 f"{decided.tag}: built again, it is another image: {found}",
                 hint="was it built with --reproducible, and of the same lock?",
             )
-        digest: str = archive.manifest(again)["config"]["digest"]
-        return digest
+    return engine.find_image(engine.connect(), decided.tag).id

@@ -40,6 +40,7 @@ def build(place: Output, text: str, *, reproducible: bool = False, error: BaseEx
 
 def test_outputs_are_read_from_one_flag(tmp_path: Path) -> None:
     """Kind and file; pushing an archive, folders that are not there, and what is no file (it would be replaced) are refused."""
+    assert output.parse("tar=", push=False, folder=tmp_path, name="cpu").file == tmp_path / "accelkit-cpu.tar"
     assert output.parse("oci", push=False, folder=tmp_path, name="cpu").file == tmp_path / "accelkit-cpu.oci.tar"
     assert output.parse("tar=x.tar", push=False, folder=tmp_path, name="cpu").shown("t:1", reproducible=True) == [
         f"--output=type=docker,name=t:1,rewrite-timestamp=true,dest={tmp_path / 'x.tar'}"
