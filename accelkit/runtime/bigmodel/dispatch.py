@@ -331,7 +331,7 @@ def _mapped_members(places: Sequence[tuple[str, nn.Module, bool]], device_map: M
     return {
         name: Member(module, whole, stays=place_of(device_map, name) not in ("disk", None))
         for name, module, whole in places
-        if any(region_of(slot.tensor.detach()) is not None for slot in _slots(module, whole))
+        if any(region_of(slot.tensor) is not None for slot in _slots(module, whole))
     }
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from accelkit.runtime.bigmodel.failures import CheckpointFileError
 
@@ -95,6 +96,9 @@ class Region:
 
 def region_of(tensor: torch.Tensor) -> Region | None:
     """The file-backed memory of a tensor; None for one that is not a view of a mapped file."""
+    if nn.parameter.is_lazy(tensor) or not has_plain_memory(tensor):
+        return None
+    tensor = tensor.detach()
     if tensor.device.type != "cpu" or not tensor.numel() or type(tensor).__torch_dispatch__ is not _plain_dispatch:
         return None
     address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
@@ -102,9 +106,20 @@ def region_of(tensor: torch.Tensor) -> Region | None:
     return None if owner is None else Region(address, size, owner)
 
 
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether its memory is its values and nothing else: not so for sparse and quantized tensors, which no dtype and shape describe."""
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
 def remapped(tensor: torch.Tensor, file: MappedFile) -> torch.Tensor:
     """The same values as a view of `file`, for a tensor that somebody else mapped from it; where that is unknown, itself."""
-    if not tensor.numel() or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+    if (
+        not has_plain_memory(tensor)
+        or not tensor.numel()
+        or not tensor.is_contiguous()
+        or tensor.is_conj()
+        or tensor.is_neg()
+    ):
         return tensor
     offset = _offset_in_file(tensor.data_ptr())
     if offset is None or offset + tensor.numel() * tensor.element_size() > file.size:

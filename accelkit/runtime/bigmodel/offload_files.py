@@ -14,7 +14,7 @@ import torch
 
 from accelkit.contract.placement import show
 from accelkit.runtime.bigmodel.failures import CheckpointFileError, OffloadError
-from accelkit.runtime.bigmodel.mapping import MappedFile
+from accelkit.runtime.bigmodel.mapping import MappedFile, has_plain_memory
 from accelkit.runtime.bigmodel.safetensors_file import SafetensorsFile, load_json
 from accelkit.runtime.errors import SettingError
 
@@ -39,6 +39,12 @@ def _write_aside(weight: torch.Tensor, name: str, folder: Path) -> tuple[Path, P
     """Write a tensor under a name that nobody reads; returns that, the name it is to have, and its entry in the index."""
     if weight.is_meta:
         raise SettingError(f"{name} is on the meta device: it has no value to write", hint="load the model first")
+    if not has_plain_memory(weight):
+        kind = weight.dtype if weight.is_quantized else weight.layout
+        raise SettingError(
+            f"{name} is {kind}, which an offload folder cannot hold",
+            hint="map it to a device; buffers stay there without offload_buffers",
+        )
     path = _file_of(folder, name)
     value = weight.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     begun = path.with_name(f".{path.name}.{os.getpid()}")

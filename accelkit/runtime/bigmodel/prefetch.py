@@ -268,6 +268,6 @@ class Readahead:
             tensors = [slot.tensor for slot in slots]
             if any(is_transformed(tensor) for tensor in tensors):
                 return []
-            regions = (region_of(tensor.detach()) for tensor in tensors)
+            regions = (region_of(tensor) for tensor in tensors)
             found = self._groups[key] = merged(region for region in regions if region is not None)
         return found

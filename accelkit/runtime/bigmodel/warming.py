@@ -24,7 +24,7 @@ _AHEAD: Final = 8
 
 def read_at_first_forward(model: nn.Module) -> None:
     """Have the weights that are views of files read when the model first runs. Does nothing for a model without such."""
-    if any(region_of(slot.tensor.detach()) is not None for slot in all_slots(model)):
+    if any(region_of(slot.tensor) is not None for slot in all_slots(model)):
         model.register_forward_pre_hook(_FirstForward())
         model.__dict__["__prepare_scriptable__"] = _Scriptable(model)
 
@@ -80,7 +80,7 @@ class _Reading:
 def _pieces(model: nn.Module) -> Iterator[Region]:
     """The mapped memory of a model in its order, cut up."""
     for _, module in model.named_modules():
-        found = (region_of(tensor.detach()) for tensor in (*module.parameters(False), *module.buffers(False)))
+        found = (region_of(tensor) for tensor in (*module.parameters(False), *module.buffers(False)))
         for region in merged(region for region in found if region is not None):
             for start in range(0, region.size, PIECE):
                 yield Region(region.address + start, min(PIECE, region.size - start), region.owner)
