@@ -3,7 +3,9 @@
 import re
 from enum import Enum
 from fractions import Fraction
-from typing import Final
+from math import inf
+from numbers import Real
+from typing import Any, Final
 
 import torch
 
@@ -21,7 +23,7 @@ class CustomDtype(Enum):
 _CUSTOM_BYTES: Final = {CustomDtype.FP8: 1.0, CustomDtype.INT4: 1 / 2, CustomDtype.INT2: 1 / 4}
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS: Final = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_WRITTEN: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([kKmMgGtT]?)(i?)([bB])")
+_WRITTEN: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([kKmMgGtT]?)(i?)([bB])", re.ASCII)
 
 
 def dtype_byte_size(dtype: torch.dtype | CustomDtype) -> float:
@@ -31,14 +33,16 @@ def dtype_byte_size(dtype: torch.dtype | CustomDtype) -> float:
     return 1 / 8 if dtype is torch.bool else float(dtype.itemsize)
 
 
-def convert_file_size_to_int(size: int | str) -> int:
+def convert_file_size_to_int(size: float | str) -> int:
     """Bytes, from a number of bytes or a text such as "10GiB", "1.5 GB" or "300kb".
 
-    KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB powers of 1000; a small b means bits. Raises SettingError (a
-    ValueError) that quotes anything else.
+    KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB powers of 1000; a small b means bits. A number may be of any kind,
+    numpy's too, as a share of what is free is (0.9 * free). Raises SettingError (a ValueError) that quotes anything else.
     """
-    if isinstance(size, int) and not isinstance(size, bool):
-        return size
+    number: Any = size
+    is_number = not isinstance(size, bool) and isinstance(size, Real)
+    if is_number and 0 <= number < inf:
+        return int(number)
     found = _WRITTEN.fullmatch(size.strip()) if isinstance(size, str) else None
     if found is None or (found[3] and not found[2]):
         raise SettingError(

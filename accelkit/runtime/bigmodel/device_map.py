@@ -173,6 +173,11 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
 
     Raises SettingError (a ValueError) that names the tensors without a place; warns of keys that match nothing.
     """
+    if not isinstance(device_map, Mapping):
+        raise SettingError(
+            f"device_map={device_map!r} is no dict from module names to devices",
+            hint='{"": "cpu"} puts everything on one device; infer_auto_device_map makes one, which load_checkpoint_and_dispatch asks for',
+        )
     names = [slot.name for slot in all_slots(model)]
     without = [name for name in names if place_of(device_map, name) is None]
     if without:
@@ -184,6 +189,32 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
     idle = [key for key in device_map if key not in known]
     if idle:
         warnings.warn(f"keys of the device_map match no part of the model: {', '.join(idle)}", stacklevel=2)
+
+
+def check_places(device_map: Mapping[str, Any]) -> None:
+    """Raise SettingError (a ValueError) for a place that is no device of this machine: found late, it leaves a model half moved."""
+    for name, place in device_map.items():
+        problem = None if place in (None, "disk") else _problem_of(place)
+        if problem is not None:
+            known = [word for word in HOST if isinstance(place, str) and word == place.strip().lower()]
+            raise SettingError(
+                f"device_map puts {repr(name) if name else 'the model'} on {place!r}, which {problem}",
+                hint=f'did you mean "{known[0]}"?'
+                if known
+                else 'devices are "cpu", "disk", and accelerators: 0, "cuda:1"',
+            )
+
+
+def _problem_of(place: Any) -> str | None:
+    """What is wrong with a device."""
+    if not isinstance(place, (int, str, torch.device)) or isinstance(place, bool):
+        return "is no device"
+    try:
+        device = torch.device(place)
+    except RuntimeError:
+        return "this machine does not have" if isinstance(place, int) and place >= 0 else "is no device"
+    count = getattr(getattr(torch, device.type, None), "device_count", None)
+    return "this machine does not have" if count is not None and not 0 <= (device.index or 0) < count() else None
 
 
 def resolve_device_map(

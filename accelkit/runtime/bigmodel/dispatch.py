@@ -16,7 +16,7 @@ from torch import nn
 from accelkit.runtime.bigmodel.align import holders
 from accelkit.runtime.bigmodel.bytesize import convert_file_size_to_int
 from accelkit.runtime.bigmodel.collecting import uncollected
-from accelkit.runtime.bigmodel.device_map import check_device_map, place_of, resolve_device_map
+from accelkit.runtime.bigmodel.device_map import check_device_map, check_places, place_of, resolve_device_map
 from accelkit.runtime.bigmodel.hooks import add_hook_to_module, remove_hooks_of
 from accelkit.runtime.bigmodel.loading import carry_out, check_rest, open_for, prepare
 from accelkit.runtime.bigmodel.mapping import region_of
@@ -70,6 +70,7 @@ def dispatch_model(
     or a missing offload_dir.
     """
     check_device_map(model, device_map)
+    check_places(device_map)
     places = set(device_map.values())
     if len(places) == 1 and places != {"disk"} and main_device is None and not force_hooks:
         _refuse_empty(model, "")

@@ -20,7 +20,7 @@ from accelkit.runtime.bigmodel.broadcast import read_on_rank_0
 from accelkit.runtime.bigmodel.bytesize import CustomDtype
 from accelkit.runtime.bigmodel.checkpoint import Checkpoint, Stored, open_checkpoint
 from accelkit.runtime.bigmodel.collecting import uncollected
-from accelkit.runtime.bigmodel.device_map import check_device_map, place_of
+from accelkit.runtime.bigmodel.device_map import check_device_map, check_places, place_of
 from accelkit.runtime.bigmodel.failures import CheckpointFileError
 from accelkit.runtime.bigmodel.mapping import region_of
 from accelkit.runtime.bigmodel.naming import fit_names
@@ -149,6 +149,7 @@ def prepare(
     """Check everything and say what is lacking; the model is not touched."""
     if device_map is not None:
         check_device_map(model, device_map)
+        check_places(device_map)
     plan = make_plan(model, opened, device_map, dtype, keep)
     _judge(plan, strict)
     return plan

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from accelkit.runtime.bigmodel.sizes import (
 )
 from accelkit.runtime.errors import SettingError
 
-MaxMemory = Mapping[Any, int | str]
+MaxMemory = Mapping[Any, float | str]
 _HOST_PLACES: Final = ("mps", "cpu", "disk")
 _CGROUPS: Final = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
@@ -36,18 +37,23 @@ def get_max_memory(max_memory: MaxMemory | None = None) -> dict[int | str, int]:
     """
     if max_memory is None:
         return {**_free_on_accelerators(), "cpu": free_host_memory()}
-    unknown = [key for key in max_memory if isinstance(key, bool) or not (isinstance(key, int) or key in _HOST_PLACES)]
+    unknown = [key for key in max_memory if not (_is_index(key) or key in _HOST_PLACES)]
     if unknown:
         raise SettingError(
             f"max_memory: {', '.join(map(repr, unknown))} is no device",
             hint='keys are the indices of accelerators (0, 1, ...), "mps", "cpu" and "disk"',
         )
-    sizes = {key: convert_file_size_to_int(size) for key, size in max_memory.items()}
+    sizes = {int(key) if _is_index(key) else key: convert_file_size_to_int(size) for key, size in max_memory.items()}
     indices = sorted(key for key in sizes if isinstance(key, int))
     available = torch.accelerator.device_count()
-    if any(not 0 <= index < max(available, 1) for index in indices) and available:
+    if available and any(index >= available for index in indices):
         warnings.warn(f"max_memory names devices {indices}, but this machine has {available}", stacklevel=2)
     return {key: sizes[key] for key in [*indices, *(place for place in _HOST_PLACES if place in sizes)]}
+
+
+def _is_index(key: Any) -> bool:
+    """Whether a key is the index of an accelerator, of any kind of whole number."""
+    return not isinstance(key, bool) and isinstance(key, Integral) and int(key) >= 0
 
 
 def _free_on_accelerators() -> dict[int | str, int]:

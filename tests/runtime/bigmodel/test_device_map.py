@@ -1,13 +1,18 @@
 """Device maps of real module trees, their sizes, and limits."""
 
 import itertools
+import re
 import warnings
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
-from accelkit import infer_auto_device_map
+from accelkit import SettingError, dispatch_model, infer_auto_device_map, init_empty_weights, load_checkpoint_in_model
 from accelkit.runtime.bigmodel.device_map import place_of
 from accelkit.runtime.bigmodel.tensors import all_slots
 from accelkit.utils import (
@@ -120,7 +125,9 @@ def test_sizes_as_people_write_them(text: int | str, size: int) -> None:
     assert convert_file_size_to_int(text) == expected
 
 
-@pytest.mark.parametrize("text", ["64000MiBGiB", "", "GiB", "12", "5 KiX", None, True])
+@pytest.mark.parametrize(
+    "text", ["64000MiBGiB", "", "GiB", "12", "5 KiX", None, True, -1, "-1GB", float("nan"), float("inf")]
+)
 def test_a_bad_size_is_quoted(text: object) -> None:
     """The error shows what was given."""
     with pytest.raises(ValueError, match="is not understood") as caught:
@@ -139,9 +146,39 @@ def test_kb_and_kib_differ_for_a_model_between_them() -> None:
 def test_limits_come_in_order_and_unknown_devices_are_refused() -> None:
     """Accelerators by index, then cpu, then disk; without an argument the CPU's free memory is there."""
     assert list(get_max_memory({"disk": 1, "cpu": 1, 1: 1, 0: 1})) == [0, 1, "cpu", "disk"]
-    with pytest.raises(ValueError, match="'gpu' is no device"):
-        get_max_memory({"gpu": 1})
+    for key in ("gpu", "CPU", "0", -1, True):
+        with pytest.raises(ValueError, match=f"max_memory: {key!r} is no device"):
+            get_max_memory({key: 1})
     assert get_max_memory()["cpu"] > 0
+
+
+def test_limits_may_be_any_kind_of_number() -> None:
+    """What torch and numpy give for free memory, and a share of it; the result has Python's own whole numbers."""
+    limits = get_max_memory({np.int64(1): np.int64(2000), 0: 0.9 * 10**6, "cpu": np.float32(1000)})
+    assert limits == {0: 900000, 1: 2000, "cpu": 1000}
+    assert {type(value) for value in (*limits.values(), *list(limits)[:2])} == {int}
+
+
+@pytest.mark.parametrize("place", ["Disk", "CPU", "gpu", "", "0", -1, True, 3.5, "cuda:4000", 4000])
+def test_places_that_are_no_devices_here_are_named_before_anything_moves(tmp_path: Path, place: Any) -> None:
+    """Whatever is loaded or moved before them would stay so; what differs by its letters' case alone is told."""
+    save_file(Three().state_dict(), tmp_path / "model.safetensors")
+    device_map = {"linear1": "cpu", "batchnorm": "cpu", "linear2": place}
+    with init_empty_weights():
+        model = Three()
+    with pytest.raises(SettingError, match=f"device_map puts 'linear2' on {re.escape(repr(place))}") as caught:
+        load_checkpoint_in_model(model, tmp_path, device_map)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert ("did you mean" in str(caught.value)) == (place in ("Disk", "CPU"))
+    with pytest.raises(SettingError, match="device_map puts 'linear2' on"):
+        dispatch_model(Three(), device_map, offload_dir=tmp_path)
+
+
+def test_a_map_that_is_none_is_refused(tmp_path: Path) -> None:
+    """The word for a map that is still to be made is understood where one is made."""
+    save_file(Three().state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(SettingError, match="device_map='auto' is no dict"):
+        load_checkpoint_in_model(Three(), tmp_path, "auto")  # type: ignore[arg-type]
 
 
 def test_balanced_limits() -> None:
