@@ -73,7 +73,7 @@ def dispatch_model(
     check_places(device_map)
     places = set(device_map.values())
     if len(places) == 1 and places != {"disk"} and main_device is None and not force_hooks:
-        _refuse_empty(model, "")
+        _refuse_empty([slot.name for slot in all_slots(model) if slot.tensor.is_meta])
         remove_hooks_of(model, DISPATCH_HOOKS)
         model.to(next(iter(places)))
         read_at_first_forward(model)
@@ -223,14 +223,23 @@ def _values(
     return OffloadedWeightsLoader(state_dict or {}, offload_dir, found)
 
 
-def _refuse_empty(model: nn.Module, reason: str) -> None:
+def _refuse_empty(names: Sequence[str], misfits: Sequence[str] = ()) -> None:
     """Raise for tensors that have no value."""
-    empty = [slot.name for slot in all_slots(model) if slot.tensor.is_meta]
-    if empty:
+    if names:
         raise SettingError(
-            f"these tensors are on the meta device, without a value: {', '.join(empty)}",
-            hint=reason or "load a checkpoint, or give state_dict or an offload folder that has them",
+            f"these tensors are on the meta device, without a value: {', '.join(names)}",
+            hint="; ".join(misfits) or "load a checkpoint, or give state_dict or an offload folder that has them",
         )
+
+
+def _misfits(groups: Sequence[Sequence[Slot]], loader: OffloadedWeightsLoader) -> list[str]:
+    """What there is for tensors without a value, in another shape than theirs."""
+    return [
+        f"what is given for {slot.name} has the shape {list(loader.shape_of(slot.name))} instead of {list(slot.tensor.shape)}"
+        for slots in groups
+        for slot in slots
+        if slot.name in loader
+    ]
 
 
 def _place_all(
@@ -244,9 +253,8 @@ def _place_all(
     """Put every tensor on its place. What must be written is written before anything moves."""
     chosen = list(_choices(model, device_map, main, offload_buffers))
     values = {slots[0].name: _value(slots, loader) for slots, _ in chosen}
-    empty = [name for name, value in values.items() if value.is_meta]
-    if empty:
-        _refuse_empty(model, "")
+    empty = [slots for slots, _ in chosen if values[slots[0].name].is_meta]
+    _refuse_empty([slots[0].name for slots in empty], _misfits(empty, loader))
     disk = [slots[0] for slots, place in chosen if place == "disk"]
     to_keep = [slot for slot in disk if offload_dir is not None or not slot.is_buffer]  # other buffers stay in memory
     values.update(_written({slot.name: values[slot.name] for slot in to_keep}, offload_dir))

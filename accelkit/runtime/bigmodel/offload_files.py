@@ -90,9 +90,8 @@ def load_offloaded_weight(weight_file: str | Path, weight_info: Mapping[str, Any
     Raises CheckpointFileError when the file is not as long as the entry says.
     """
     path = Path(weight_file)
-    dtype, shape = getattr(torch, str(weight_info["dtype"]), None), tuple(weight_info["shape"])
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointFileError(f"{path}: the index gives the unknown dtype {weight_info['dtype']!r}")
+    _check_index({path.stem: weight_info}, path)
+    dtype, shape = _dtype_of(weight_info["dtype"]), tuple(weight_info["shape"])
     size = int(torch.Size(shape).numel()) * dtype.itemsize
     try:
         there = path.stat().st_size
@@ -126,9 +125,38 @@ def _write_index_aside(index: Mapping[str, Any], folder: Path) -> tuple[Path, Pa
 
 
 def load_offload_index(offload_folder: str | Path) -> Index:
-    """The index of a folder; empty without one."""
+    """The index of a folder; empty without one. Raises CheckpointFileError for one that is damaged."""
     path = Path(offload_folder) / INDEX_NAME
-    return load_json(path) if path.exists() else {}
+    found = load_json(path) if path.exists() else {}
+    _check_index(found, path)
+    index: Index = found
+    return index
+
+
+def _check_index(index: Any, source: object) -> None:
+    """Raise CheckpointFileError where an index is no table of entries that name a dtype and a shape, or a safetensors file."""
+    is_table = isinstance(index, Mapping)
+    bad = [f"{name}: {entry!r}" for name, entry in index.items() if not _is_entry(entry)] if is_table else [repr(index)]
+    if bad:
+        raise CheckpointFileError(
+            f"{source}: what the index says cannot be understood: {', '.join(bad[:4])}",
+            hint="it is damaged: remove the folder and offload again, or load the checkpoint anew",
+        )
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, Mapping):
+        return False
+    if entry.get("safetensors_file"):
+        return isinstance(entry["safetensors_file"], (str, Path))
+    shape, dtype = entry.get("shape"), _dtype_of(entry.get("dtype"))
+    is_shape = isinstance(shape, (list, tuple)) and all(type(length) is int and length >= 0 for length in shape)
+    return is_shape and isinstance(dtype, torch.dtype)
+
+
+def _dtype_of(name: Any) -> Any:
+    """The dtype that a name in an index means; None for another word."""
+    return getattr(torch, str(name).removeprefix("torch."), None)
 
 
 def offload_state_dict(save_dir: str | Path, state_dict: Mapping[str, torch.Tensor]) -> None:
@@ -200,6 +228,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         self.index: Mapping[str, Any] = (
             load_offload_index(save_folder or ".") if index is None and save_folder else index or {}
         )
+        _check_index(self.index, save_folder or "index")
         self._keys = list(dict.fromkeys([*self.state_dict, *self.index]))
 
     def __getitem__(self, key: str) -> torch.Tensor:
@@ -207,10 +236,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             return self._placed(self.state_dict[key])
         entry = self.index[key]
         if entry.get("safetensors_file"):
-            file = _open_now(Path(entry["safetensors_file"]))
-            value = file.view(entry.get("weight_name", key))
-            wanted = getattr(torch, str(entry.get("dtype", value.dtype)).removeprefix("torch."))
-            return self._placed(value.to(wanted) if value.is_floating_point() else value)
+            return self._placed(_in_safetensors(entry, key))
         return self._placed(load_offloaded_weight(Path(self.save_folder or ".") / f"{key}.dat", entry))
 
     def __iter__(self) -> Iterator[str]:
@@ -233,9 +259,18 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         return tensor if self.device is None else tensor.to(self.device)
 
 
-def _open_now(path: Path) -> SafetensorsFile:
-    found = path.stat()
-    return _open_cached(path, found.st_size, found.st_mtime_ns)
+def _in_safetensors(entry: Mapping[str, Any], key: str) -> torch.Tensor:
+    """What an entry of an index points at. Raises CheckpointFileError when it is not there."""
+    path, name = Path(entry["safetensors_file"]), entry.get("weight_name", key)
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise CheckpointFileError(f"{path} cannot be read: {error.strerror}") from error
+    file = _open_cached(path, found.st_size, found.st_mtime_ns)
+    if name not in file.spans:
+        raise CheckpointFileError(f"{path} holds no {name!r}, which the index names for {key}")
+    value, wanted = file.view(name), _dtype_of(entry.get("dtype", file.spans[name].dtype))
+    return value.to(wanted) if value.is_floating_point() else value
 
 
 @lru_cache(maxsize=64)

@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from accelkit import (
+    CheckpointFileError,
+    SettingError,
     disk_offload,
     dispatch_model,
     init_empty_weights,
@@ -158,3 +160,54 @@ def test_what_cannot_be_on_disk_is_said_before_the_model_is_touched(tmp_path: Pa
     load_checkpoint_and_dispatch(model, path, device_map={"": "disk"}, offload_folder=tmp_path / "folder")
     assert all(torch.equal(source.state_dict()[name], value) for name, value in model.state_dict().items())
     assert region_of(model[0].weight.detach()) is not None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", "3", '{"0.weight": 3}', '{"0.weight": {}}', '{"0.weight": {"dtype": "float32", "shape": [-4, -4]}}',
+        '{"0.weight": {"dtype": "float32", "shape": "ab"}}', '{"0.weight": {"dtype": ["x"], "shape": [4, 4]}}',
+        '{"0.weight": {"dtype": "nn", "shape": [4, 4]}}', '{"0.weight": {"safetensors_file": 3}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_index_is_one_error_that_names_it(tmp_path: Path, content: str) -> None:
+    """For a model without values, which needs it, and for a real one, whose entries would be added to it; both are as they were."""
+    disk_offload(two_layers(), tmp_path)
+    (tmp_path / "index.json").write_text(content, encoding="utf-8")
+    before = sorted(tmp_path.iterdir())
+    with init_empty_weights():
+        empty = two_layers()
+    real = two_layers()
+    for model in (empty, real):
+        with pytest.raises(CheckpointFileError, match=r"index\.json"):
+            disk_offload(model, tmp_path)
+        assert not hasattr(model, "hf_device_map")
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    assert region_of(real[0].weight) is None
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_index_that_points_at_nothing_names_what_is_not_there(tmp_path: Path) -> None:
+    """The file, or the tensor in it."""
+    save_file({"a": torch.zeros(2)}, tmp_path / "x.safetensors")
+    index = {"b": {"safetensors_file": str(tmp_path / "x.safetensors")}, "c": {"safetensors_file": "gone.safetensors"}}
+    loader = OffloadedWeightsLoader(index=index)
+    with pytest.raises(CheckpointFileError, match=r"x\.safetensors holds no 'b'"):
+        loader["b"]
+    with pytest.raises(CheckpointFileError, match=r"gone\.safetensors cannot be read"):
+        loader["c"]
+
+
+def test_the_tensors_without_a_value_are_named_alone(tmp_path: Path) -> None:
+    """Not those that have one; and what there is in another shape is said."""
+    disk_offload(two_layers(), tmp_path)
+    index = json.loads((tmp_path / "index.json").read_text(encoding="utf-8"))
+    del index["1.bias"]
+    index["0.weight"]["shape"] = [2, 8]
+    (tmp_path / "index.json").write_text(json.dumps(index), encoding="utf-8")
+    with init_empty_weights():
+        model = two_layers()
+    with pytest.raises(
+        SettingError, match=r"without a value: 0\.weight, 1\.bias\n.*0\.weight has the shape \[2, 8\] instead of"
+    ):
+        disk_offload(model, tmp_path)
