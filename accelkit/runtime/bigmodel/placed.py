@@ -1,17 +1,16 @@
 """Hooks of a dispatched model: tensors stay where they are at rest, and are brought to where their module runs."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from accelkit.runtime import structure
 from accelkit.runtime.bigmodel.align import AlignDevicesHook, Feed
 from accelkit.runtime.bigmodel.hooks import GuardedMethod, ModelHook, ThreadStack
 from accelkit.runtime.bigmodel.inputs import aligned, find_device
-from accelkit.runtime.bigmodel.tensors import Slot, all_slots, full_device, is_transformed, own_slots, replace
+from accelkit.runtime.bigmodel.refusal import is_in_grad, refusal, without_backward
+from accelkit.runtime.bigmodel.tensors import Slot, all_slots, full_device, own_slots, replace
 from accelkit.runtime.errors import UnsupportedError
 
 
@@ -76,8 +75,8 @@ class WholeModelHook(ModelHook):
         refuses = (
             self.offloads and torch.is_grad_enabled() and any(value.requires_grad for value in module.parameters())
         )
-        if refuses and _is_in_grad():
-            raise _refusal(type(module).__name__)
+        if refuses and is_in_grad():
+            raise refusal(type(module).__name__)
         if self.feed is not None:
             self.feed.start()
         inputs = (
@@ -98,9 +97,7 @@ class WholeModelHook(ModelHook):
         device, refuses = self._end()
         if device is not None:
             output = aligned(output, device, self.skip_keys)
-        if refuses and not torch.compiler.is_compiling():
-            return _without_backward(module, output)
-        return output
+        return without_backward(module, output) if refuses else output
 
     def after_failure(self, module: nn.Module) -> None:
         """See ModelHook."""
@@ -115,66 +112,6 @@ class WholeModelHook(ModelHook):
 
 DISPATCH_HOOKS: Final = (PlacedHook, WholeModelHook)
 """What a dispatch puts on a model, and the next one takes off."""
-
-_ANCHOR: Final = torch.zeros((), requires_grad=True, device="cpu")
-"""What outputs hang on that are to have a backward. It never gets a gradient."""
-
-
-def _without_backward(module: nn.Module, output: Any) -> Any:
-    """The output, through which a backward raises; also what is in a distribution."""
-
-    def guard(leaf: Any) -> Any:
-        if isinstance(leaf, torch.distributions.Distribution):
-            made = copy.copy(leaf)
-            made.__dict__.update(structure.map_leaves(guard, made.__dict__))
-            return made
-        if not isinstance(leaf, torch.Tensor) or leaf.requires_grad:
-            return leaf
-        if leaf.is_floating_point() or leaf.is_complex():
-            return _NoBackward.apply(_ANCHOR, type(module).__name__, leaf)  # type: ignore[no-untyped-call]
-        return leaf
-
-    return structure.map_leaves(guard, output)
-
-
-class _NoBackward(torch.autograd.Function):
-    """The same values; a backward through them is an error that says why."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(anchor: torch.Tensor, name: str, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        return (
-            value.clone() if is_transformed(value) else value.data
-        )  # not a view, so that the output can be changed in place
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG004
-        ctx.name = inputs[1]
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:  # noqa: ARG004
-        return tangents[2].clone()  # forward mode needs nothing of weights that are gone
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ARG004
-        raise _refusal(ctx.name)
-
-
-def _refusal(name: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"backward through {name}, which is partly offloaded: its weights get no gradients",
-        hint="train it on devices that hold all of it; to train what comes before or after it, freeze it: requires_grad_(False)",
-    )
-
-
-def _is_in_grad() -> bool:
-    """Whether this runs in a function of torch.func.grad or vjp, whose backward would take what has no gradient for zero."""
-    if torch.compiler.is_compiling():
-        return False
-    functions = torch._C._functorch  # noqa: SLF001  (torch has no public name for it)
-    stack = functions.get_interpreter_stack() or ()
-    return any(level.key() == functions.TransformType.Grad for level in stack)
 
 
 def guard_moves(model: nn.Module) -> None:

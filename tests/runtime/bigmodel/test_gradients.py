@@ -10,7 +10,7 @@ from torch.distributions import Independent, Normal
 from torch.func import functional_call, grad, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
-from accelkit import cpu_offload, dispatch_model
+from accelkit import UnsupportedError, cpu_offload, dispatch_model
 
 
 class Net(nn.Module):
@@ -138,3 +138,28 @@ def test_transformed_weights_are_brought_to_where_a_module_runs() -> None:
     assert made.shape == (2, 3, 4)
     assert made.device.type == "meta"
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+
+
+class Told(Net):
+    """Its output in a structure."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, list[torch.Tensor]]:  # type: ignore[override]
+        """[n, 4] -> [n, 4]."""
+        return {"hidden": [super().forward(x)]}
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_backward_through_a_compiled_model_is_refused_too(tmp_path: Path, backend: str) -> None:
+    """In one graph, whatever the output is in; a head that is trained on it would get gradients alone. Inference is as before."""
+    head, model = nn.Linear(4, 1), Told()
+    expected = model(torch.ones(1, 4))["hidden"][0]
+    placed(model, tmp_path)
+    compiled = torch.compile(lambda x: head(model(x)["hidden"][0]), backend=backend, fullgraph=True)
+
+    loss = compiled(torch.ones(1, 4)).sum()
+    assert torch.equal(loss, head(expected).sum())
+    with pytest.raises(UnsupportedError, match="backward through Told, which is partly offloaded"):
+        loss.backward()
+    with torch.no_grad():
+        assert not compiled(torch.ones(1, 4)).requires_grad
