@@ -101,8 +101,11 @@ class SequentialHook(ModelHook):
         return module
 
 
-class HookedForward:
-    """A module's forward with its hook around it. It says of itself what the forward does: name, text, annotations, signature."""
+class PlainForward:
+    """A module's forward. It says of itself what the forward does: name, text, annotations, signature.
+
+    Unlike a method it can be pickled whatever its function is called: that of a list of parameters, or one made by a decorator.
+    """
 
     __name__ = "forward"
 
@@ -140,6 +143,25 @@ class HookedForward:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.__wrapped__)
 
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """The function that is bound, as of a method."""
+        found: Callable[..., Any] = self.own or type(self.module).forward
+        return found
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        return self._inner(args, kwargs)
+
+    def _inner(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.own is not None:
+            return self.own(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+class HookedForward(PlainForward):
+    """A module's forward with its hook around it."""
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the hook and forward."""
         module = self.module
@@ -158,11 +180,6 @@ class HookedForward:
             hook.after_failure(module)
             raise
         return hook.post_forward(module, output)
-
-    def _inner(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.own is not None:
-            return self.own(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
 
 
 def hook_of(module: nn.Module) -> ModelHook | None:
@@ -184,8 +201,9 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
     if present is not None:
         remove_hook_from_module(module)
     module = hook.init_hook(module)
-    forward = HookedForward(module, module.__dict__.get("forward"))
-    module.__dict__.update({OLD_FORWARD: module.forward, HOOK: hook, HOOKED_FORWARD: forward, "forward": forward})
+    own = module.__dict__.get("forward")
+    forward, old = HookedForward(module, own), PlainForward(module, None) if own is None else own
+    module.__dict__.update({OLD_FORWARD: old, HOOK: hook, HOOKED_FORWARD: forward, "forward": forward})
     return module
 
 

@@ -161,3 +161,37 @@ def test_forward_may_have_arguments_named_as_those_of_hooks(tmp_path: Path) -> N
 
     with torch.no_grad():
         assert torch.equal(model(x, module=ModelHook(), hook=2.0), expected)
+
+
+def renamed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward of another name that hides the one it calls."""
+    return lambda *args: forward(*args) * 2
+
+
+class Held(nn.Module):
+    """Parameters in lists of torch's own, which have no forward, and a forward that a decorator made under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(4, 4) for _ in range(2))
+        self.more = nn.ParameterDict({"bias": torch.randn(4)})
+
+    @renamed
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 4] -> [n, 4]."""
+        return x @ self.weights[0] + self.more["bias"]
+
+
+def test_models_can_be_pickled_whatever_their_forwards_are_called(tmp_path: Path) -> None:
+    """The copy is a model of its own, and plain when its hooks are removed."""
+    model, x = Held(), torch.ones(1, 4)
+    expected = model(x)
+    dispatch_model(model, {"": "disk"}, offload_dir=tmp_path)
+    made = pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        assert torch.equal(made(x), expected)
+        assert torch.equal(made._old_forward(x), expected)
+        made.more["bias"].zero_()
+        assert torch.equal(model(x), expected)
+    remove_hook_from_module(made, recurse=True)
+    assert "forward" not in made.__dict__ | made.weights.__dict__
