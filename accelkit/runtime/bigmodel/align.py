@@ -5,7 +5,7 @@ mapping (`weights_map`) instead, it is on the meta device at rest.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -198,7 +198,8 @@ class AlignDevicesHook(ModelHook):
         homes = [slot.tensor if self.weights_map is None else self.weights_map[slot.name] for slot in slots]
         if not homes or device is None:
             return
-        tensors = self._on(device, homes)
+        with _plain_mode():
+            tensors = self._on(device, homes)
         for slot, tensor in zip(slots, tensors, strict=True):
             rest = slot.tensor
             slot.put(_like(rest, tensor))
@@ -260,6 +261,11 @@ class AlignDevicesHook(ModelHook):
             if device.type != "meta" or slot.tensor.is_meta:
                 replace(slot, value if device.type == "meta" else value.to(device))
         return module
+
+
+def _plain_mode() -> AbstractContextManager[Any]:
+    """Out of inference mode: tensors made in it do not tell that they were written to, and are of no use outside."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:

@@ -127,8 +127,8 @@ def check_device_same(first_device: torch.device | str | int, second_device: tor
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """A number that grows when a tensor is written to in place."""
-    return tensor._version  # noqa: SLF001  (torch tells it nowhere else)
+    """A number that grows when a tensor is written to in place; always 0 for one that was made in inference mode, which has none."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  (torch tells it nowhere else)
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from accelkit import cpu_offload_with_hook
+from accelkit import cpu_offload, cpu_offload_with_hook
 from accelkit.hooks import (
     AlignDevicesHook,
     ModelHook,
@@ -293,3 +293,31 @@ def test_what_was_entered_is_left_once(count: int, at: str) -> None:
         with pytest.raises((ValueError, RuntimeError)):
             module(torch.ones(1, 3 if at == "within" else 2))
         assert [hook.open for hook in hooks] == [0] * count
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_weights_are_brought_in_inference_mode_too(dispatched: bool) -> None:
+    """As tensors of any mode: one of inference mode would not tell what forward wrote to it. Meta stands for the device."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    if dispatched:
+        cpu_offload(model, execution_device="meta", offload_buffers=True)
+    else:
+        attach_align_device_hook(model, "meta", offload=True, offload_buffers=True)
+    seen: list[bool] = []
+    inner = model[1].register_forward_pre_hook(lambda module, _: seen.append(module.running_mean.is_inference()))
+    with torch.inference_mode():
+        model(torch.ones(2, 4, device="meta"))
+    inner.remove()
+    assert not any(seen)
+    assert model(torch.ones(2, 4, device="meta")).shape == (2, 4)
+    assert not any(tensor.is_meta or tensor.is_inference() for tensor in model.state_dict().values())
+
+
+def test_values_that_were_made_in_inference_mode_are_brought() -> None:
+    """A mapping may hold them, and the model be built of them."""
+    with torch.inference_mode():
+        model, x = nn.Sequential(nn.Linear(4, 4)), torch.ones(1, 4)
+        expected = model(x)
+        values = {name: value.clone() for name, value in model.state_dict().items()}
+        attach_align_device_hook(model, "cpu", offload=True, weights_map=values)
+        assert torch.equal(model(x), expected)
