@@ -25,7 +25,7 @@ from accelkit.runtime.bigmodel.placed import DISPATCH_HOOKS, PlacedHook, WholeMo
 from accelkit.runtime.bigmodel.prefetch import Member, Readahead
 from accelkit.runtime.bigmodel.rooms import MaxMemory
 from accelkit.runtime.bigmodel.sizes import Dtype
-from accelkit.runtime.bigmodel.tensors import Slot, all_slots, full_device, own_slots, replace
+from accelkit.runtime.bigmodel.tensors import FIRST_FORWARD, Slot, all_slots, full_device, own_slots, replace
 from accelkit.runtime.bigmodel.transfer import Transfer
 from accelkit.runtime.bigmodel.warming import read_at_first_forward
 from accelkit.runtime.errors import SettingError, UnsupportedError
@@ -79,6 +79,7 @@ def dispatch_model(
         read_at_first_forward(model)
         model.hf_device_map = dict(device_map)  # type: ignore[assignment]
         return model
+    _refuse_lazy(model)
     main = _main_device(device_map, main_device)
     loader = _values(state_dict, offload_dir, offload_index)
     budget = None if resident_memory is None else convert_file_size_to_int(resident_memory)
@@ -230,6 +231,13 @@ def _refuse_empty(names: Sequence[str], misfits: Sequence[str] = ()) -> None:
             f"these tensors are on the meta device, without a value: {', '.join(names)}",
             hint="; ".join(misfits) or "load a checkpoint, or give state_dict or an offload folder that has them",
         )
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    """Raise for tensors that have no shape yet."""
+    lazy = [slot.name for slot in all_slots(model) if nn.parameter.is_lazy(slot.tensor)]
+    if lazy:
+        raise SettingError(f"these tensors have no shape yet: {', '.join(lazy)}", hint=FIRST_FORWARD)
 
 
 def _misfits(groups: Sequence[Sequence[Slot]], loader: OffloadedWeightsLoader) -> list[str]:

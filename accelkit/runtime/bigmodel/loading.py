@@ -188,8 +188,10 @@ def make_plan(
 ) -> Plan:
     """Match a model with a checkpoint. Raises CheckpointFileError that lists every tensor of another shape."""
     wanted = as_dtype(dtype)
-    if isinstance(wanted, CustomDtype):
-        raise SettingError(f"dtype={dtype!r}: tensors cannot be loaded as that", hint="give a torch.dtype")
+    if isinstance(wanted, CustomDtype) or (wanted is not None and not wanted.is_floating_point):
+        raise SettingError(
+            f"dtype={dtype!r}: floating tensors cannot be loaded as that", hint="give a floating torch.dtype"
+        )
     groups = list(_groups(model))
     names = {slot.name for group in groups for slot in group}
     fitting = fit_names(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from accelkit.runtime.bigmodel.bytesize import CustomDtype, convert_file_size_to_int, dtype_byte_size
-from accelkit.runtime.bigmodel.tensors import all_slots, is_below, join
+from accelkit.runtime.bigmodel.tensors import FIRST_FORWARD, all_slots, is_below, join
 from accelkit.runtime.errors import SettingError
 
 Dtype = torch.dtype | CustomDtype | str | None
@@ -20,13 +20,21 @@ def as_dtype(dtype: Dtype) -> torch.dtype | CustomDtype | None:
         if not isinstance(found, torch.dtype):
             raise SettingError(f"dtype={dtype!r} is not the name of a torch.dtype")
         return found
+    given: Any = dtype
+    if given is not None and not isinstance(given, (torch.dtype, CustomDtype)):
+        raise SettingError(f"dtype={dtype!r} is no torch.dtype")
     return dtype
 
 
 def tensor_bytes(
     name: str, tensor: torch.Tensor, dtype: Dtype = None, special_dtypes: Mapping[str, Any] | None = None
 ) -> int:
-    """Bytes of a tensor once loaded: a special dtype counts as given, `dtype` only shrinks floating tensors."""
+    """Bytes of a tensor once loaded: a special dtype counts as given, `dtype` only shrinks floating tensors.
+
+    Raises SettingError for one of a lazy module, which has no size yet.
+    """
+    if nn.parameter.is_lazy(tensor):
+        raise SettingError(f"{name} has no shape yet: its module is lazy", hint=FIRST_FORWARD)
     count = tensor.numel()
     if special_dtypes and name in special_dtypes:
         return int(count * dtype_byte_size(as_dtype(special_dtypes[name]) or tensor.dtype))

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from accelkit.runtime.bigmodel.empty import like_parameter
 from accelkit.runtime.errors import SettingError
+
+FIRST_FORWARD: Final = "run a forward on a small batch first, which gives lazy modules their shapes"
 
 
 @dataclass(slots=True, eq=False)

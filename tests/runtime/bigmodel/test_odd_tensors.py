@@ -1,12 +1,23 @@
 """Models with tensors that are more than a dtype and a shape, or not yet that."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
-from accelkit import SettingError, disk_offload, dispatch_model, load_checkpoint_in_model
+from accelkit import (
+    SettingError,
+    cpu_offload,
+    disk_offload,
+    dispatch_model,
+    infer_auto_device_map,
+    load_checkpoint_in_model,
+)
+from accelkit.utils import CustomDtype, compute_module_sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:TypedStorage", "ignore:.*quantized")
 
@@ -55,3 +66,26 @@ def test_sparse_and_quantized_tensors_of_a_torch_file_keep_their_values(tmp_path
     load_checkpoint_in_model(model, tmp_path)
     assert torch.equal(model.scales, wanted["scales"])
     assert torch.equal(model.edges.to_dense(), wanted["edges"].to_dense())
+
+
+def lazy() -> nn.Module:
+    """Shapes that a first forward gives."""
+    return nn.Sequential(nn.Linear(4, 2), nn.LazyLinear(3))
+
+
+def test_what_has_no_shape_yet_is_named(tmp_path: Path) -> None:
+    """By whatever would ask for its size or its values; a map to one device only moves the model, and lets it be."""
+    for ask in (compute_module_sizes, infer_auto_device_map, partial(disk_offload, offload_dir=tmp_path), cpu_offload):
+        with pytest.raises(SettingError, match=r"no shape yet"):
+            ask(lazy())
+    assert dispatch_model(lazy(), {"": "cpu"})(torch.ones(1, 4)).shape == (1, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64, CustomDtype.INT4, float, "int8"])
+def test_floating_weights_are_loaded_in_floating_types_alone(tmp_path: Path, dtype: Any) -> None:
+    """Another type would cut their values off, or is none; the model is as it was."""
+    model = nn.Linear(4, 4)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(SettingError, match="dtype="):
+        load_checkpoint_in_model(model, tmp_path, dtype=dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
