@@ -17,7 +17,9 @@ WIDTHS: Final = {
     "U8": 1,
     "I8": 1,
     "F8_E4M3": 1,
+    "F8_E4M3FNUZ": 1,
     "F8_E5M2": 1,
+    "F8_E5M2FNUZ": 1,
     "F8_E8M0": 1,
     "I16": 2,
     "U16": 2,
@@ -32,7 +34,31 @@ WIDTHS: Final = {
     "C64": 8,
 }
 """Bytes of one value of each dtype of the format."""
+TORCH_NAMES: Final = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "I64": "int64",
+    "U64": "uint64",
+    "F64": "float64",
+    "C64": "complex64",
+}
+"""What torch calls each of them, without `torch.`."""
 _MAX_HEADER: Final = 100_000_000
+LFS: Final = b"version "
+"""How a file begins that Git LFS leaves in the place of one that was not fetched."""
 
 
 class LayoutError(ValueError):
@@ -78,7 +104,10 @@ def parse(path: Path, size: int, take: Callable[[int], bytes]) -> Layout:
 
     Raises LayoutError for a file that is cut short, or whose header is no header, lies about sizes, or names a tensor twice.
     """
-    length = int.from_bytes(take(8), "little") if size >= 8 else _MAX_HEADER
+    first = take(8) if size >= 8 else b""
+    if first == LFS:
+        raise LayoutError(f"{path} is a pointer of Git LFS: fetch the file itself (git lfs pull)")
+    length = int.from_bytes(first, "little") if first else _MAX_HEADER
     if not 2 <= length <= _MAX_HEADER or 8 + length > size:
         raise LayoutError(f"{path} is not a safetensors file, or is cut short: it has {size} bytes")
     try:

@@ -6,29 +6,10 @@ from typing import Final
 
 from accelkit.contract import anatomy, safetensors_layout
 from accelkit.contract.anatomy import Anatomy
-from accelkit.contract.safetensors_layout import INDEX, Entry, LayoutError
+from accelkit.contract.safetensors_layout import INDEX, TORCH_NAMES, Entry, LayoutError
 from accelkit.host.errors import UsageError
 
 SUFFIX: Final = ".safetensors"
-TORCH_NAMES: Final = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "U16": "uint16",
-    "I32": "int32",
-    "U32": "uint32",
-    "I64": "int64",
-    "U64": "uint64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "C64": "complex64",
-}
 
 
 def find(path: Path) -> Path | None:

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from accelkit.contract.safetensors_layout import INDEX, shard, weight_map
+from accelkit.contract.safetensors_layout import INDEX, LFS, shard, weight_map
 from accelkit.runtime.bigmodel.failures import CheckpointFileError
 from accelkit.runtime.bigmodel.mapping import MappedFile, region_of, remapped
 from accelkit.runtime.bigmodel.safetensors_file import SafetensorsFile, checking
@@ -133,6 +133,9 @@ def _open_safetensors(path: Path, copy: bool) -> dict[str, Stored]:
 
 def _open_torch(path: Path, copy: bool) -> dict[str, Stored]:
     """A dict of tensors that torch.save wrote: mapped where the format allows it, and never run as code."""
+    with path.open("rb") as file:
+        if file.read(len(LFS)) == LFS:
+            raise CheckpointFileError(f"{path} is a pointer of Git LFS: fetch the file itself (git lfs pull)")
     mapped = not copy and zipfile.is_zipfile(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -146,10 +149,10 @@ def _open_torch(path: Path, copy: bool) -> dict[str, Stored]:
     others = [str(name) for name, value in content.items() if not isinstance(value, torch.Tensor)]
     if others:
         raise CheckpointFileError(f"{path} holds more than tensors: {', '.join(others[:8])}")
-    file = MappedFile(path) if mapped else None
+    whole = MappedFile(path) if mapped else None
 
     def stored(tensor: torch.Tensor) -> Stored:
-        value = tensor.detach() if file is None else remapped(tensor.detach(), file)
+        value = tensor.detach() if whole is None else remapped(tensor.detach(), whole)
         return Stored(value.dtype, tuple(value.shape), path, region_of(value) is not None, lambda: value)
 
     return {str(name): stored(tensor) for name, tensor in content.items()}

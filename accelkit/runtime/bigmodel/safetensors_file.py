@@ -10,29 +10,14 @@ from typing import Any, Final
 import torch
 
 from accelkit.contract import safetensors_layout
-from accelkit.contract.safetensors_layout import LayoutError
+from accelkit.contract.safetensors_layout import TORCH_NAMES, LayoutError
 from accelkit.runtime.bigmodel.failures import CheckpointFileError
 from accelkit.runtime.bigmodel.mapping import MappedFile, read_copy
 
 DTYPES: Final[dict[str, torch.dtype]] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "C64": torch.complex64,
+    code: getattr(torch, name) for code, name in TORCH_NAMES.items() if hasattr(torch, name)
 }
+"""Of those that this torch has."""
 _OTHER_FRAMEWORKS: Final = ("tf", "flax", "jax", "paddle")
 
 
@@ -75,6 +60,11 @@ class SafetensorsFile:
             layout = safetensors_layout.parse(path, self._file.size, _Reader(self._file))
         self.metadata = dict(layout.metadata)
         self._check_framework()
+        unknown = sorted({entry.dtype for entry in layout.tensors.values()} - DTYPES.keys())
+        if unknown:
+            raise CheckpointFileError(
+                f"{path} holds {', '.join(unknown)}, which torch {torch.__version__} does not have"
+            )
         self.spans = {
             name: Span(DTYPES[entry.dtype], entry.shape, entry.offset) for name, entry in layout.tensors.items()
         }

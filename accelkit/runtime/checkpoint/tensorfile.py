@@ -13,15 +13,13 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from accelkit.contract.safetensors_layout import TORCH_NAMES
 from accelkit.runtime.checkpoint import memory
 from accelkit.runtime.errors import CheckpointError
 
 _CODES: Final[dict[torch.dtype, str]] = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
-}  # fmt: skip
+    getattr(torch, name): code for code, name in TORCH_NAMES.items() if hasattr(torch, name)
+}
 _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 _LARGEST_HEADER: Final = 100_000_000
 

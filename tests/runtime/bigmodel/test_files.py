@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from accelkit import CheckpointFileError, init_empty_weights, load_checkpoint_in_model
+from accelkit.contract.safetensors_layout import LFS
 from accelkit.runtime.bigmodel.checkpoint import open_checkpoint
 from accelkit.runtime.bigmodel.mapping import MappedFile, Region, merged, region_of
 from accelkit.utils import (
@@ -24,6 +25,7 @@ from accelkit.utils import (
 from tests.support.bigmodels import make, save, untied_state
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+EIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 OTHERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (0, 3), (3, 2), (2, 1, 5))
 
@@ -32,7 +34,7 @@ def every_tensor() -> dict[str, torch.Tensor]:
     """Each dtype in each shape."""
     return {
         f"{str(dtype)[6:]}.{'x'.join(map(str, shape)) or 'scalar'}": torch.randint(0, 2, shape).to(dtype)
-        for dtype in (*FLOATS, *OTHERS)
+        for dtype in (*FLOATS, *EIGHTS, *OTHERS)
         for shape in SHAPES
     }
 
@@ -115,6 +117,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
         header({}, b"1" * 16, '{"w":' + W + ',"w":' + W + "}"),
         "'w' stands there twice",
     ),
+    "a pointer": (LFS + b"https://git-lfs.github.com/spec/v1\nsize 4\n", "a pointer of Git LFS: fetch"),
     "another framework": (header({"__metadata__": {"format": "tf"}, **GOOD}, b"1" * 8), "'tf'"),
 }  # fmt: skip
 
@@ -131,6 +134,13 @@ def test_a_damaged_file_is_one_error_that_names_it(tmp_path: Path, what: str) ->
         load_checkpoint_in_model(model, tmp_path / "model.safetensors")
     assert str(tmp_path / "model.safetensors") in str(caught.value)
     assert torch.equal(model.weight, before)
+
+
+def test_a_pointer_in_the_place_of_a_torch_file_is_told(tmp_path: Path) -> None:
+    """What torch would say of it is about code that could run."""
+    (tmp_path / "pytorch_model.bin").write_bytes(DAMAGED["a pointer"][0])
+    with pytest.raises(CheckpointFileError, match="a pointer of Git LFS: fetch the file itself"):
+        load_checkpoint_in_model(nn.Linear(2, 1), tmp_path)
 
 
 @pytest.mark.parametrize("length", [0, 5, 8, 40, 200, -1])
