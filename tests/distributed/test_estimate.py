@@ -36,6 +36,8 @@ def test_a_checkpoint_is_told_from_its_headers(tmp_path: Path) -> None:
         (["m", "--dtype", "float"], "must be one of stored, float32"),
         (["m", "--max-memory", "gpu=1g"], "devices are 0, 1, ... and cpu"),
         (["m", "--max-memory", "0=1x"], "'1x' is not a size"),
+        (["m", "--max-memory", "0=1g,00=2g"], "there is a limit for 0 already"),
+        ([""], "the model is empty"),
         (["m", "--svg", "no/where/map.svg"], "--svg no/where/map.svg: No such file"),
         (["cut"], "is cut short"),
         (["two"], "holds several models: a.safetensors, b.safetensors"),

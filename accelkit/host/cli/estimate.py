@@ -75,10 +75,13 @@ def _limits(words: list[str]) -> "dict[Place, int]":
     limits: dict[Place, int] = {}
     for word in words:
         device, _, size = word.partition("=")
-        if not (device.isdigit() or device == "cpu"):
+        if not (device.isdecimal() or device == "cpu"):
             raise UsageError(f"--max-memory {word}: devices are 0, 1, ... and cpu; what fits on none goes to the disk")
+        place: Place = int(device) if device.isdecimal() else device
+        if place in limits:
+            raise UsageError(f"--max-memory {word}: there is a limit for {place} already")
         try:
-            limits[int(device) if device.isdigit() else device] = 0 if size.strip() == "0" else syntax.parse_size(size)
+            limits[place] = 0 if size.strip() == "0" else syntax.parse_size(size)
         except ValueError as error:
             raise UsageError(f"--max-memory {word}: {error}") from None
     return limits
@@ -91,13 +94,13 @@ def _anatomy(model: str, settings: dict[str, object], config_file: Path | None, 
     from accelkit.host.estimate import headers, inside
     from accelkit.host.launch.signals import Guard, Interrupted
 
+    _refuse_nothing(model)
     file = headers.find(Path(model))
     configured = Path(model).is_dir() and (Path(model) / "config.json").is_file()
     if file is not None and not (configured and settings):
         if configured:
             render.note("layers are taken from names; --on local or --image NAME builds the model and knows its own")
         return headers.read(file)
-    _refuse_nothing(model)
     why = "has no safetensors header to read" if file is None else "has a config.json"
     render.note(f"{model} {why}: one rank builds it, without memory ...")
     try:
@@ -112,6 +115,8 @@ def _refuse_nothing(model: str) -> None:
     from accelkit.host.errors import UsageError
 
     path = Path(model)
+    if not model.strip():
+        raise UsageError("the model is empty", hint="name a checkpoint, a folder, or a model that transformers knows")
     if not path.exists() and (path.is_absolute() or model.startswith(".") or path.suffix or model.count("/") > 1):
         raise UsageError(f"{model}: there is no such file or folder")
     if path.is_dir() and not any(entry.is_file() for entry in path.iterdir()):
