@@ -13,7 +13,7 @@ from torch import nn
 
 from accelkit.runtime.bigmodel.device_map import REACHES_IN, place_of
 from accelkit.runtime.bigmodel.empty import like_parameter
-from accelkit.runtime.bigmodel.hooks import ModelHook, ThreadStack, Users, add_hook_to_module
+from accelkit.runtime.bigmodel.hooks import ModelHook, ThreadStack, Users, add_hook_to_module, untraced
 from accelkit.runtime.bigmodel.inputs import aligned, find_device
 from accelkit.runtime.bigmodel.offload_files import PrefixedDataset
 from accelkit.runtime.bigmodel.tensors import (
@@ -180,6 +180,7 @@ class AlignDevicesHook(ModelHook):
         found: torch.device | None = self._input_devices.items.pop() if self.io_same_device else None
         return found
 
+    @untraced
     def _bring(self, module: nn.Module) -> None:
         """Swap the tensors in, for the first of the threads that run the module."""
         with self._users.lock:
@@ -217,6 +218,7 @@ class AlignDevicesHook(ModelHook):
             shared[device] = result[-1]
         return result
 
+    @untraced
     def _put_back(self) -> None:
         """Swap the tensors out after the last thread. What forward wrote to them (statistics of a norm) is kept."""
         with self._users.lock:

@@ -7,6 +7,7 @@ where other libraries of this family look.
 
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, MethodType
@@ -293,6 +294,20 @@ class GuardedMethod(Addition):
         """Check, then do what the class's method does."""
         self.check(self.module, self.name, args, kwargs)
         return getattr(type(self.module), self.name)(self.module, *args, **kwargs)
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a compiler out of a function that moves weights about. What would do so, torch.compiler.disable, imports the compiler."""
+    disabled: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        if not disabled and "torch._dynamo" in sys.modules:
+            disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+        return (disabled[0] if disabled else function)(*args)
+
+    call.__dict__["_torchdynamo_disable"] = True
+    return call
 
 
 class ThreadStack(threading.local):

@@ -321,3 +321,21 @@ def test_values_that_were_made_in_inference_mode_are_brought() -> None:
         values = {name: value.clone() for name, value in model.state_dict().items()}
         attach_align_device_hook(model, "cpu", offload=True, weights_map=values)
         assert torch.equal(model(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_models_whose_weights_are_brought_can_be_compiled() -> None:
+    """The compiler is kept out of the bringing; what it compiles computes the same, and the weights go back."""
+    model = make("decoder")
+    expected = scores(model)
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    attach_align_device_hook(model, "cpu", offload=True, weights_map=values)
+    compiled = torch.compile(model, backend="aot_eager")
+    for _ in range(2):
+        assert torch.equal(scores(compiled), expected)
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+    moved = cpu_offload(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), execution_device="meta")
+    with torch.no_grad():
+        assert torch.compile(moved, backend="aot_eager")(torch.ones(2, 4, device="meta")).shape == (2, 4)
+    assert not any(parameter.is_meta for parameter in moved.parameters())
