@@ -50,6 +50,11 @@ def choose(spec: ImageSpec, known: Compatibility, wanted: Wanted) -> Variant:
     if not wanted.package_index_only:
         options = [v for v in options if v.index is not None]
     wishes = _wishes(spec, known, wanted)
+    if not options:
+        raise UsageError(
+            f"image {spec.name}: the package index has none of its builds (--torch-index none)",
+            hint="--torch-index URL names an index that has them; without it, PyTorch's own is taken",
+        )
     fitting = [v for v in options if all(_value(v, what) == text for what, text in wishes.items())]
     if not fitting:
         raise UsageError(_refusal(spec, options, wishes), hint=_nearest(options, wishes))
@@ -124,7 +129,7 @@ def _value(variant: Variant, what: str) -> str | None:
 
 
 def _refusal(spec: ImageSpec, options: list[Variant], wishes: dict[str, str]) -> str:
-    asked = ", ".join(f"{what} {text}" for what, text in wishes.items()) or "its default"
+    asked = ", ".join(f"{what} {text}" for what, text in wishes.items())
     for what, text in wishes.items():
         values = list(dict.fromkeys(str(_value(v, what)) for v in options))
         if text not in values:
@@ -132,10 +137,7 @@ def _refusal(spec: ImageSpec, options: list[Variant], wishes: dict[str, str]) ->
     return f"image {spec.name}: {asked} do not go together"
 
 
-def _nearest(options: list[Variant], wishes: dict[str, str]) -> str | None:
-    if not options:
-        return None
-
+def _nearest(options: list[Variant], wishes: dict[str, str]) -> str:
     known = {what: [_value(variant, what) or "" for variant in options] for what in wishes}
 
     def distance(variant: Variant) -> tuple[int, list[int]]:

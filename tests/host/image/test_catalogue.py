@@ -112,7 +112,7 @@ def test_every_variant_can_be_chosen_by_its_own_words(name: str) -> None:
         assert variants.choose(spec, known, wanted) == variant
 
 
-def refusal(name: str, **wanted: str) -> tuple[str, str | None]:
+def refusal(name: str, **wanted: str | bool) -> tuple[str, str | None]:
     """What is said of a combination that does not exist."""
     with pytest.raises(UsageError) as told:
         variants.choose(catalogue.load(name), catalogue.compatibility(name), variants.Wanted(**wanted))  # type: ignore[arg-type]
@@ -128,6 +128,7 @@ def test_impossible_combinations_are_refused_with_the_nearest_possible() -> None
     assert refusal("tpu", python="3.13")[1] == "the nearest that exists: --python 3.12"
     assert refusal("tpu", torch="2.13.0")[1] == "the nearest that exists: --torch 2.9.0"
     assert "nothing to do with CUDA" in refusal("cpu", cuda="12.6")[0]
+    assert "the package index has none of its builds" in refusal("cpu", package_index_only=True)[0]
     assert "not a version" in refusal("cpu", torch="; rm")[0]
 
 
