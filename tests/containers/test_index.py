@@ -2,7 +2,6 @@
 
 import base64
 import functools
-import json
 import os
 import re
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kit import ROOT, kit
+from tests.support.kit import ROOT, Ended, kit
 from tests.support.wheels import of_image, wheel
 
 TAG = f"accelkit-test-index-{os.getpid()}:latest"
@@ -59,23 +58,47 @@ def index(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_an_index_without_tls_serves_what_is_locked(index: str, tmp_path: Path) -> None:
-    """What resolves is also fetched, since the hashes decide; neither the lock, the image nor what is printed tells the login."""
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Its kit.yaml wants the package `kitten`."""
     base = subprocess.check_output([str(ROOT / "ci" / "base-image")], text=True).strip()
     (tmp_path / "mine.txt").write_text("kitten\n")
     (tmp_path / "kit.yaml").write_text(f"build:\n  base: {base}\n  network: host\n  requirements: [mine.txt]\n")
-    asked = ["build", "cpu", "--tag", TAG, "--no-cache", "--sbom", "sbom"]
+    return tmp_path
+
+
+def built(folder: Path, *more: str, env: dict[str, str]) -> tuple[Ended, str, str]:
+    """What `kit build` printed, what the engine shows of the image, and kitten's version in it."""
     try:
-        done = kit(*asked, cwd=tmp_path, env={"KIT_INDEX_URL": index, "KIT_TORCH_INDEX": index})
+        done = kit("build", "cpu", "--tag", TAG, "--no-cache", *more, cwd=folder, env=env)
         assert done.code == 0, done.err
         shown = subprocess.check_output(["docker", "image", "inspect", TAG], text=True)
         shown += subprocess.check_output(["docker", "history", "--no-trunc", TAG], text=True)
         run = ["docker", "run", "--rm", TAG, "python3", "-c", "import kitten; print(kitten.VERSION)"]
-        assert subprocess.check_output(run, text=True).strip() == "1.0"
+        return done, shown, subprocess.check_output(run, text=True).strip()
     finally:
         subprocess.run(["docker", "rmi", "--force", TAG], capture_output=True, check=False)
 
-    assert json.loads(shown.partition("\nIMAGE")[0])[0]["Config"]
-    written = [tmp_path / "kit.lock", *(tmp_path / "sbom").iterdir()]
+
+def test_an_index_without_tls_serves_what_is_locked(index: str, folder: Path) -> None:
+    """What resolves is also fetched, since the hashes decide; neither the lock, the image nor what is printed tells the login."""
+    done, shown, version = built(folder, "--sbom", "sbom", env={"KIT_INDEX_URL": index, "KIT_TORCH_INDEX": index})
+    assert version == "1.0"
+
+    written = [folder / "kit.lock", *(folder / "sbom").iterdir()]
     told = "".join([shown, done.out, done.err, *(path.read_text() for path in written)])
+    assert TAG in told
     assert not re.search("somebody|their-password", told)
+
+
+def test_packages_come_from_where_kit_is_told(
+    index: str, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Uv's own settings are not the build's, which could not fetch what they name; wheels that are links are taken."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    wheel(elsewhere, "kitten", "3.0")
+    (folder / "mine").mkdir()
+    wheel(folder, "kitten", "2.0")
+    (folder / "mine" / "kitten-2.0-py3-none-any.whl").symlink_to(folder / "kitten-2.0-py3-none-any.whl")
+    env = {"KIT_INDEX_URL": index, "KIT_TORCH_INDEX": index, "UV_FIND_LINKS": str(elsewhere)}
+    assert built(folder, "--wheels", "mine", env=env)[2] == "2.0"

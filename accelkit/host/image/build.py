@@ -209,7 +209,7 @@ def command(decided: BuildPlan) -> str:
     options = decided.options
     words = [*argv(decided), *options.output.shown(decided.tag, reproducible=options.reproducible)]
     more = ["--build-context=locked=FOLDER_OF_WHAT_IS_LOCKED"]
-    more += contexts.folders(decided.inputs, options.bundle, options.runtime, Path("EMPTY_FOLDER"))
+    more += contexts.folders(decided.inputs.wheels or Path("EMPTY_FOLDER"), options.bundle, options.runtime)
     more += [contexts.secret("ca", decided.inputs.ca)] if decided.inputs.ca else []
     more += ["--secret=id=index,src=FILE_WITH_INDEX_URL"] if decided.inputs.index_url else []
     return " \\\n  ".join([" ".join(words[:3]), *words[3:], *more, str(decided.dockerfile.parent)])

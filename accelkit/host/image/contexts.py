@@ -1,5 +1,6 @@
 """The build contexts and secrets of one build: made in a temporary folder that goes afterwards."""
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,18 +26,30 @@ def made(inputs: Inputs, locked: LockedImage, bundle: Path | None, runtime: Path
         top = Path(name)
         write_locked(top / "locked", locked)
         (top / "empty").mkdir()
-        options = [f"--build-context=locked={top / 'locked'}", *folders(inputs, bundle, runtime, top / "empty")]
+        wheels = _without_links(inputs.wheels, top / "wheels") if inputs.wheels else top / "empty"
+        options = [f"--build-context=locked={top / 'locked'}", *folders(wheels, bundle, runtime)]
         yield [*options, *_secrets(top, inputs, locked)]
 
 
-def folders(inputs: Inputs, bundle: Path | None, runtime: Path | None, empty: Path) -> list[str]:
-    """Options of buildx that name the contexts which are there before the build, and an empty one where the user has no wheels."""
+def folders(wheels: Path, bundle: Path | None, runtime: Path | None) -> list[str]:
+    """Options of buildx that name the other contexts."""
     options = [
         f"--build-context=shared={bundle / 'shared' if bundle else catalogue.scripts()}",
-        f"--build-context=wheels={inputs.wheels or empty}",
+        f"--build-context=wheels={wheels}",
     ]
     options += [f"--build-context=runtime={runtime}"] if runtime else []
     return options + ([f"--build-context={stage}={bundle / stage}" for stage in FETCHED] if bundle else [])
+
+
+def _without_links(wheels: Path, copy: Path) -> Path:
+    """The folder, or a copy of its wheels where some are links: a context has a link itself, not what it points to."""
+    found = list(wheels.glob("*.whl"))
+    if not any(path.is_symlink() for path in found):
+        return wheels
+    copy.mkdir()
+    for path in found:
+        shutil.copyfile(path, copy / path.name)
+    return copy
 
 
 def write_locked(folder: Path, locked: LockedImage) -> None:

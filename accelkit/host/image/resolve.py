@@ -69,10 +69,16 @@ def _ask(
     options += [f"--find-links={_link(inputs.wheels)}"] if inputs.wheels else []
     options += _settings(inputs, folder, wanted)
     done = process.run(
-        [uv.find(), "pip", "compile", str(project), *files, *options], cwd=folder, env=_environment(inputs)
+        [uv.find(), "pip", "compile", str(project), *files, *options],
+        cwd=folder,
+        env={**_environment(inputs), "UV_NO_CONFIG": "1"},
+        drop=uv.PLACES,
     )
     if done.code:
-        raise BuildError(f"image {inputs.spec.name}: its packages do not resolve:\n{_told(done.stderr, inputs)}")
+        raise BuildError(
+            f"image {inputs.spec.name}: its packages do not resolve:\n{_told(done.stderr, inputs)}",
+            hint="packages come from where --index-url and --wheels say; uv's and pip's own settings have no effect here",
+        )
     return parse(answer.read_text(), inputs.variant.index, requirements.hashes(wanted))
 
 

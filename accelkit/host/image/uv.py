@@ -12,6 +12,12 @@ from accelkit.host.image.names import normalized, without_logins
 LOCK: Final = "uv.lock"
 QUIET: Final = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
 """Variables of every call."""
+PLACES: Final = (
+    "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX", "UV_INDEX_STRATEGY",
+    "UV_CONFIG_FILE", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE", "UV_EXCLUDE_NEWER", "UV_RESOLUTION", "UV_PRERELEASE",
+    "UV_TORCH_BACKEND", "UV_NO_SOURCES",
+)  # fmt: skip
+"""Variables by which packages would resolve to others than `--index-url` and `--wheels` have, from where they are fetched."""
 _STALE: Final = 1
 """What `uv lock --check` exits with where the lock is another than the project needs; 2: it could not find out."""
 
