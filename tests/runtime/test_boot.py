@@ -124,6 +124,7 @@ def test_a_rank_that_hangs_after_its_exception_shows_where_and_ends(tmp_path: Pa
     assert (world.result(0).cause, "_shutdown" in err) == ("error", True)
 
 
+@pytest.mark.slow
 def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """Waiting has a limit."""
     world = World(

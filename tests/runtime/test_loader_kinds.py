@@ -131,6 +131,7 @@ def test_a_worker_sees_the_scripts_own_data_set(state: GradientState, size: int)
     assert sorted(epoch(loaders)) == list(range(11))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", [Numbers, Stream])
 def test_workers_may_be_spawned(state: GradientState, dataset: type) -> None:
     """Worker processes that are started anew, not forked, read the same."""

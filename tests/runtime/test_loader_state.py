@@ -153,6 +153,7 @@ def test_the_number_of_ranks_may_change(state: GradientState, kind: str, sizes: 
         assert epoch(others) == order[stop * before * 2 :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", [Seekable, Divided])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("persistent", [False, True])
@@ -184,6 +185,7 @@ def ragged(loaders: list[PreparedLoader]) -> list[list[Any]]:
     return [[batch.tolist() for batch in batches if batch is not None] for batches in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", [Seekable, Divided])
 @pytest.mark.parametrize(("split", "length", "batch"), [(False, 19, 2), (True, 18, 6)])
 def test_ranks_without_a_batch_have_had_their_last_one(

@@ -142,6 +142,7 @@ def test_handlers_give_what_differs_from_their_defaults() -> None:
     assert settings.Handlers().get(settings.GradScalerKwargs) == settings.GradScalerKwargs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["accelkit.runtime", "accelkit.utils", "accelkit"])
 def test_public_names_are_there_and_cost_nothing(package: str) -> None:
     """Every name of __all__ can be had, no other can, and importing the package does not import torch."""
@@ -154,6 +155,7 @@ def test_public_names_are_there_and_cost_nothing(package: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_the_module_says_what_it_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m accelkit` prints ranks, device, backend and strategy of another rank's place without joining anybody."""
     for name, value in (RANK | {"KIT_SEED": "4"}).items():

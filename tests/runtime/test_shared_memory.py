@@ -19,6 +19,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_what_a_rank_that_has_ended_wrote_is_a_lost_peer() -> None:
     """A region is read while its owner lives, and after; one that was not opened in time is the same error as a closed connection."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

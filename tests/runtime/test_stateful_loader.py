@@ -51,6 +51,7 @@ def test_epochs_are_those_of_a_plain_loader(state: GradientState, size: int, dat
                 assert {len(loader) for loader in loaders} == {len(loader) for loader in plain}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("way", ["by the setting", "the script's"])

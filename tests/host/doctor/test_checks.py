@@ -154,6 +154,7 @@ def test_gpus_are_passed_on_by_uuid_or_by_the_runtime() -> None:
     assert stale["nvidia runtime"].state == "warning"
 
 
+@pytest.mark.slow
 def test_the_command_fails_where_runs_as_configured_would(tmp_path: Path) -> None:
     """Without an engine: exit code 1 for containers, 0 for local ranks; JSON has every finding."""
     no_engine = {"DOCKER_HOST": "unix:///nowhere.sock", "XDG_CONFIG_HOME": str(tmp_path)}

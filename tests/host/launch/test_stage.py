@@ -72,6 +72,7 @@ def _lose(folder: Path) -> None:
     (folder / "accelkit" / "contract" / "names.py").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [_empty, _swap_byte_code, _close, _lose])
 def test_a_copy_that_was_changed_is_made_anew(cache: Path, change: Callable[[Path], None]) -> None:
     """What runs is what the digest says: sizes, times, permissions, byte code; nothing of the changed copy stays."""

@@ -303,6 +303,7 @@ def test_a_forward_that_fails_leaves_the_model_usable(tmp_path: Path) -> None:
     assert torch.equal(scores(placed), scores(make("decoder")))
 
 
+@pytest.mark.slow
 def test_compiled_models_compute_the_same(tmp_path: Path) -> None:
     """In one graph, hooks and all."""
     model = make("decoder")
@@ -349,6 +350,7 @@ print(max(after) - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "low", "high"), [("48MiB", 0, 56), (None, 57, 400)])
 def test_memory_stays_within_the_budget(tmp_path: Path, budget: str | None, low: int, high: int) -> None:
     """Of 192 MiB on disk no more than the budget is in memory at any time; without one, more is: as much as the system leaves."""

@@ -175,6 +175,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_trillions_of_parameters_cost_no_memory_and_no_imports() -> None:
     """4 x 10^12 parameters: under 30 MiB in all, and neither sympy nor torch._dynamo is imported."""
     done = subprocess.run([sys.executable, "-c", COUNTERS], capture_output=True, check=True, text=True)

@@ -10,6 +10,8 @@ from torch import nn
 from accelkit import dispatch_model, init_empty_weights, load_checkpoint_and_dispatch
 from tests.support.bigmodels import KINDS, ids, make, save, scores
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("strict", [False, True])

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import json, resource, sys
 from pathlib import Path

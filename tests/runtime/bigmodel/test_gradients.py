@@ -148,6 +148,7 @@ class Told(Net):
         return {"hidden": [super().forward(x)]}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Error detected in")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_backward_through_a_compiled_model_is_refused_too(tmp_path: Path, backend: str) -> None:

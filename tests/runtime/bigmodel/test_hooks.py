@@ -323,6 +323,7 @@ def test_values_that_were_made_in_inference_mode_are_brought() -> None:
         assert torch.equal(model(x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_models_whose_weights_are_brought_can_be_compiled() -> None:
     """The compiler is kept out of the bringing; what it compiles computes the same, and the weights go back."""

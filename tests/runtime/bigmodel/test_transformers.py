@@ -46,6 +46,7 @@ def run(kind: str, model: nn.Module) -> torch.Tensor:
     return output.logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("size", ["10GB", "20KB"])
 @pytest.mark.parametrize("placement", ["cpu", "disk", "auto", "mixed"])

@@ -10,6 +10,8 @@ import pytest
 from tests.support import peer
 from tests.support.kit import ROOT
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers", reason="transformers is not installed here")
 
 SCRIPT = """

@@ -112,6 +112,7 @@ if sys.argv[2] == "raise":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["end", "raise", "fail"])
 def test_the_end_of_the_process_waits(tmp_path: Path, how: str) -> None:
     """A script that just ends, or fails, leaves a complete checkpoint; a failed save is told on the way out."""

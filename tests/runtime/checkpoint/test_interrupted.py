@@ -9,6 +9,8 @@ from accelkit import CheckpointError, ProjectConfiguration, SettingError
 from accelkit.runtime.checkpoint import folder, modelfiles, project
 from tests.support.checkpoints import Run, die_at, make_run, same, state_of
 
+pytestmark = pytest.mark.slow
+
 
 def leftovers(home: Path) -> list[str]:
     """Names of folders that are no checkpoint's."""

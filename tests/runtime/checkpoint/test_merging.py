@@ -61,6 +61,7 @@ def test_a_whole_file_of_the_first_version(tmp_path: Path) -> None:
         merge_fsdp_weights(tmp_path / "local", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_what_save_state_wrote_and_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command merges a checkpoint and can remove it; a damaged one is refused, and so is a folder that holds none."""
     accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
@@ -86,6 +87,7 @@ def test_what_save_state_wrote_and_the_command(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.slow
 def test_it_needs_no_group_and_no_script() -> None:
     """The module is a program of its own."""
     done = subprocess.run(

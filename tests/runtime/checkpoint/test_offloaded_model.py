@@ -15,6 +15,8 @@ from tests.runtime.checkpoint.test_model_files import read
 from tests.support.checkpoints import Tied
 from tests.support.kit import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def dispatched(folder: Path, device_map: dict[str, str]) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """A model placed by a map from a checkpoint in `folder`, and its state in memory."""

@@ -9,6 +9,8 @@ import pytest
 
 from accelkit.runtime.tracking import get_available_trackers, registry
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
