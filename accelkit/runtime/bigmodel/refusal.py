@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from accelkit.runtime import structure
+from accelkit.runtime.bigmodel.hooks import untraced
 from accelkit.runtime.bigmodel.tensors import is_transformed
 from accelkit.runtime.errors import UnsupportedError
 
@@ -18,7 +19,8 @@ def without_backward(module: nn.Module, output: Any) -> Any:
     """The output, through which a backward raises; also what is in a distribution. An exported program has no backward to refuse."""
     if _is_exporting():
         return output
-    refuse: Any = _refusing if torch.compiler.is_compiling() else _NoBackward.apply
+    traced = torch.compiler.is_compiling()
+    refuse: Any = _NoBackward.apply if not traced else _untraced if "Jvp" in _transforms() else _refusing
 
     def guard(leaf: Any) -> Any:
         if isinstance(leaf, torch.distributions.Distribution):
@@ -56,6 +58,12 @@ class _NoBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ARG004
         raise refusal(ctx.name)
+
+
+@untraced
+def _untraced(anchor: torch.Tensor, name: str, value: torch.Tensor) -> Any:
+    """The same where a compiler looks on, which would take the tangents of a function of its own for zero."""
+    return _NoBackward.apply(anchor, name, value)  # type: ignore[no-untyped-call]
 
 
 @torch.library.custom_op("accelkit::refusing", mutates_args=())
@@ -102,8 +110,15 @@ def refusal(name: str) -> UnsupportedError:
 
 def is_in_grad() -> bool:
     """Whether this runs in a function of torch.func.grad or vjp, whose backward would take what has no gradient for zero."""
-    if torch.compiler.is_compiling():
-        return False
-    functions = torch._C._functorch  # noqa: SLF001  (torch has no public name for it)
-    stack = functions.get_interpreter_stack() or ()
-    return any(level.key() == functions.TransformType.Grad for level in stack)
+    return "Grad" in (_transforms() if torch.compiler.is_compiling() else _untraced_transforms())
+
+
+def _transforms() -> list[str]:
+    """Names of torch.func's transforms that are being computed."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()  # noqa: SLF001  (torch has no public name for it)
+    return [level.key().name for level in stack]
+
+
+# As torch.compiler.assume_constant_result, which imports the compiler, would: asked while it is traced, in the same transforms.
+_transforms.__dict__["_dynamo_marked_constant"] = True
+_untraced_transforms: Final = untraced(_transforms)

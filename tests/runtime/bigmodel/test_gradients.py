@@ -129,6 +129,22 @@ def test_transformed_functions_are_right_or_refused(tmp_path: Path, name: str, r
         assert torch.equal(model(X), Net()(X))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")  # torch's own, in jvp
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, in its compiler
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_compiled_transformed_functions_are_right_or_refused(tmp_path: Path, name: str) -> None:
+    """No gradient and no tangent is taken for zero; weights that are given in the place of the model's own get theirs."""
+    transformed = TRANSFORMED[name]
+    model, compiled = placed(Net(), tmp_path), torch.compile(transformed, backend="eager")
+    for _ in range(2):
+        if name in ("grad of inputs", "vmap of grad"):
+            with pytest.raises(RuntimeError, match="backward through Net, which is partly offloaded"):
+                compiled(model)
+        else:
+            assert torch.allclose(compiled(model), transformed(Net()))
+
+
 def test_transformed_weights_are_brought_to_where_a_module_runs() -> None:
     """With meta as a device that computes shapes."""
     model = cpu_offload(Net(), execution_device="meta")
