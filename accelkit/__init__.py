@@ -18,10 +18,12 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Forward a public name to :mod:`accelkit.runtime`; raise AttributeError for any other."""
-    if name.startswith("_"):
+    """Forward a public name, and the list of them, to :mod:`accelkit.runtime`; raise AttributeError for any other."""
+    if name.startswith("_") and name != "__all__":
         raise AttributeError(f"module 'accelkit' has no attribute {name!r}")
     runtime = import_module("accelkit.runtime")
+    if name == "__all__":
+        return runtime.__all__
     if name not in runtime.__all__:
         raise AttributeError(f"module 'accelkit' has no attribute {name!r}")
     return getattr(runtime, name)

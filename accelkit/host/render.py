@@ -105,9 +105,14 @@ def _masked_value(name: str, value: Any) -> Any:
     return MASK if isinstance(value, str) and value and _SECRET_WORDS.search(name) else masked(value)
 
 
+def on_a_line(text: str) -> str:
+    """A name that somebody else chose, as it can stand in a line: what would break or colour the line is written out."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns wide enough for their cells, two spaces apart; no trailing blanks."""
-    cells = [[str(c) for c in row] for row in [headers, *rows]]
+    cells = [[on_a_line(str(c)) for c in row] for row in [headers, *rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
 

@@ -37,3 +37,10 @@ def test_logins_in_urls_are_not_shown() -> None:
     text = "https://user:token@one/simple https://two/simple http://x@three"
 
     assert render.masked([text, 3, None]) == ["https://***@one/simple https://two/simple http://***@three", 3, None]
+
+
+def test_a_name_keeps_its_line() -> None:
+    """A name with a line break or a terminal's command in it, as a file from elsewhere may have, is written out in a table."""
+    shown = render.table(("NAME", "SIZE"), [("a\nb.\x1b[31mé", 1), ("c", 2)]).splitlines()
+
+    assert shown == ["NAME            SIZE", r"a\nb.\x1b[31mé  1", "c               2"]

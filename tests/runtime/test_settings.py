@@ -145,10 +145,11 @@ def test_handlers_give_what_differs_from_their_defaults() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["accelkit.runtime", "accelkit.utils", "accelkit"])
 def test_public_names_are_there_and_cost_nothing(package: str) -> None:
-    """Every name of __all__ can be had, no other can, and importing the package does not import torch."""
+    """Every name of __all__ can be had, with a star too, no other can, and importing the package does not import torch."""
     code = (
         f"import sys, {package} as p; assert 'torch' not in sys.modules; "
-        "names = getattr(p, '__all__', dir(p)); "
+        f"from {package} import *; missing = [n for n in p.__all__ if n not in globals()]; assert not missing, missing; "
+        "names = [*p.__all__, *dir(p)]; "
         "missing = [n for n in names if not hasattr(p, n)]; assert not missing, missing; "
         "assert not hasattr(p, 'no_such_name')"
     )

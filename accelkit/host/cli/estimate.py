@@ -56,7 +56,7 @@ def estimate(
         return
     _print(model, found, rows, shares)
     for layer, why in list(solution.notes.items())[:3]:
-        render.detail(f"{layer} {why}")
+        render.detail(render.on_a_line(f"{layer} {why}"))
 
 
 def _words(given: list[str] | None) -> list[str]:
@@ -147,7 +147,7 @@ def _print(model: str, found: "Anatomy", rows: "list[Needs]", shares: "list[Shar
     from accelkit.host.estimate import drawing
 
     guess = "; layers and their order are taken from names" if found.guessed else ""
-    render.out(f"{model}: {found.parameters:,} parameters ({found.source}{guess})\n")
+    render.out(f"{render.on_a_line(model)}: {found.parameters:,} parameters ({found.source}{guess})\n")
     wide = max(len(show(row.largest_layer_bytes)) for row in rows)
     headers = ("DTYPE", "TOTAL", "LARGEST LAYER", "INFERENCE", "TRAINING (ADAM)")
     cells = [

@@ -7,6 +7,7 @@ from typing import Final
 
 from accelkit.contract.placement import Place, show
 from accelkit.host.estimate.figures import Share
+from accelkit.host.render import on_a_line
 
 WIDTH: Final = 32
 """Characters of a full bar."""
@@ -51,7 +52,7 @@ def _cells(size: int, whole: int) -> int:
 
 
 def compressed(names: Sequence[str]) -> list[str]:
-    """Layers in their order, those that differ by their last number alone as `layers.3 to 7`."""
+    """Layers in their order as they can be shown, those that differ by their last number alone as `layers.3 to 7`."""
     result: list[str] = []
     run: tuple[str, int, int] | None = None
     for name in names:
@@ -62,7 +63,7 @@ def compressed(names: Sequence[str]) -> list[str]:
             continue
         run = (match[1], int(match[2]), int(match[2])) if match else None
         result.append(name)
-    return result
+    return [on_a_line(name) for name in result]
 
 
 # --- the picture -------------------------------------------------------------------------------------------------------------
@@ -82,6 +83,7 @@ def svg(title: str, shares: Sequence[Share]) -> str:
     width, height = _LEFT + _LENGTH + 20, _TOP + _STEP * len(shares)
     whole = max(1, *(_extent(share) for share in shares))
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    title = on_a_line(title)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
     back = '<rect class="back" width="100%" height="100%"/>'
     name = f'<text class="title" x="12" y="30">{escape(title)}</text>'
@@ -93,7 +95,7 @@ def _row(share: Share, whole: int, top: int) -> str:
     parts = [f'<text x="12" y="{top + 18}">{escape(device_name(share.device))}</text>']
     at = 0
     for number, (name, size) in enumerate(share.units):
-        parts.append(_block(f"layer {'ab'[number % 2]}", at, size, whole, top, f"{name}: {show(size)}"))
+        parts.append(_block(f"layer {'ab'[number % 2]}", at, size, whole, top, f"{on_a_line(name)}: {show(size)}"))
         at += size
     if share.kept_free:
         told = f"{show(share.kept_free)} kept free for a layer that is brought in"

@@ -121,7 +121,7 @@ def test_bars() -> None:
 @pytest.mark.parametrize("limits", LIMITS)
 def test_the_picture_is_well_formed(limits: dict[Place, int]) -> None:
     """It parses, has a block a layer, and no block leaves its picture; names cannot break out of it."""
-    odd = Anatomy(source="", tensors=(part('<script>"&', "float32", 3000, 4), *MIXED.tensors))
+    odd = Anatomy(source="", tensors=(part('<script>"&\x1b\n', "float32", 3000, 4), *MIXED.tensors))
     shares, _ = figures.spread(odd, "stored", limits)
     root = ET.fromstring(drawing.svg('a & "b" <c>', shares))
     blocks = [node for node in root.iter() if node.tag.endswith("rect") and node.get("class", "").startswith("layer")]
